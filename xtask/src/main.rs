@@ -1,0 +1,35 @@
+//! Tasks of the project, one file each: `cargo xtask ci` is exactly what CI runs.
+
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program for people at a terminal"
+)]
+
+mod ci;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+
+/// Tasks of the MuxFlow project.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", arg_required_else_help = true)]
+struct Xtask {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Everything that CI runs: format, lints, tidy checks, all tests.
+    Ci,
+    /// House rules: crate edges, module docs, file lengths, words, links.
+    Tidy,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Xtask::parse().task {
+        Task::Ci => ci::run(),
+        Task::Tidy => tidy::run(),
+    }
+}
