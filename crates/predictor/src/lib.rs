@@ -1,0 +1,12 @@
+//! Predicts how fast an offline job runs beside an online service, from what each does alone.
+//!
+//! The conservative [`rule`] needs no data and never promises more than the SM share allows.
+//!
+//! Absent on purpose: no files, clock or environment (the programs read and write), and no sight of
+//! the GPU model: a prediction never peeks at the truth.
+
+#![deny(unsafe_code)]
+
+pub mod rule;
+
+pub use rule::ConservativeRule;
