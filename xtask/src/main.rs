@@ -7,6 +7,7 @@
 )]
 
 mod ci;
+mod codegen;
 mod tidy;
 
 use clap::{Parser, Subcommand};
@@ -23,6 +24,12 @@ struct Xtask {
 enum Task {
     /// Everything that CI runs: format, lints, tidy checks, all tests.
     Ci,
+    /// Write the tables of `crates/abi` from NVIDIA's public headers.
+    Codegen {
+        /// Only say whether the committed tables are stale.
+        #[arg(long)]
+        check: bool,
+    },
     /// House rules: crate edges, module docs, file lengths, words, links.
     Tidy,
 }
@@ -30,6 +37,7 @@ enum Task {
 fn main() -> anyhow::Result<()> {
     match Xtask::parse().task {
         Task::Ci => ci::run(),
+        Task::Codegen { check } => codegen::run(check),
         Task::Tidy => tidy::run(),
     }
 }
