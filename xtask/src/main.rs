@@ -6,6 +6,7 @@
     reason = "a program for people at a terminal"
 )]
 
+mod calibrate;
 mod ci;
 mod codegen;
 mod tidy;
@@ -30,12 +31,19 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Fits the GPU model on public measurements; writes the profiles and docs/gpu-model.md.
+    Calibrate {
+        /// Only print the errors; write nothing.
+        #[arg(long)]
+        check: bool,
+    },
     /// House rules: crate edges, module docs, file lengths, words, links.
     Tidy,
 }
 
 fn main() -> anyhow::Result<()> {
     match Xtask::parse().task {
+        Task::Calibrate { check } => calibrate::run(check),
         Task::Ci => ci::run(),
         Task::Codegen { check } => codegen::run(check),
         Task::Tidy => tidy::run(),
