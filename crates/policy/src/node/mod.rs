@@ -1,1 +1,13 @@
-//! The laws of one GPU. They see samples and the time, and say what may run.
+//! The laws of one GPU: they see samples and the time, and say what offline work may do.
+//!
+//! Each law is one file and knows nothing of the others; the agent and the simulator join them.
+//! `docs/node-laws.md` explains them in prose, with every parameter and its default.
+
+pub mod builtin;
+pub mod fault;
+pub mod gate;
+pub mod health;
+pub mod load;
+pub mod quota;
+pub mod repair;
+pub mod xid;
