@@ -1,7 +1,7 @@
 //! Every decision that MuxFlow takes, as functions of what was seen and of the time.
 //!
-//! `node` holds the laws of one GPU: its health, its launch gate, the share that it lends, what
-//! follows from an error.
+//! [`node`] holds the laws of one GPU: its health, its launch gate, the share that it lends, what
+//! follows from an error. [`retry`] says when a failed job may be tried again.
 //!
 //! Absent on purpose: no clock, no IO, no environment (all of them are arguments), no knowledge of
 //! `gpu-model`: a decision never peeks at the truth.
@@ -9,3 +9,4 @@
 #![deny(unsafe_code)]
 
 pub mod node;
+pub mod retry;
