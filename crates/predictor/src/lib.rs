@@ -7,6 +7,21 @@
 
 #![deny(unsafe_code)]
 
+pub mod datasets;
+pub mod error;
+pub mod feature;
+mod gemm;
+pub mod kernel_model;
+pub mod linear;
+pub mod mlp;
+pub mod model;
+pub mod random;
 pub mod rule;
+pub mod sample;
+mod simd;
+pub mod trees;
+pub mod validate;
 
+pub use error::PredictorError;
 pub use rule::ConservativeRule;
+pub use sample::{Dataset, SpeedSample};

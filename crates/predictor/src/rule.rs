@@ -15,7 +15,7 @@
 //! none; each one widens the uncertainty.
 
 use muxflow_types::{
-    OfflineInput, OnlineInput, PairSpeeds, ProfileRecord, Provenance, SpeedPrediction,
+    OfflineInput, OnlineInput, PairSpeeds, Percent, ProfileRecord, Provenance, SpeedPrediction,
     SpeedPredictor,
 };
 
@@ -32,22 +32,22 @@ pub struct ConservativeRule;
 
 /// What the online side contributes: how much longer SM time and memory time take beside it.
 #[derive(Debug, Clone, Copy)]
-struct OnlineHalf {
-    sm_stretch: f32,
-    memory_stretch: f32,
+pub(crate) struct OnlineHalf {
+    pub(crate) sm_stretch: f32,
+    pub(crate) memory_stretch: f32,
     missing: u8,
 }
 
 /// What the offline side contributes: how much of its time is SM time and memory time.
 #[derive(Debug, Clone, Copy)]
-struct OfflineHalf {
-    sm_time: f32,
-    memory_time: f32,
+pub(crate) struct OfflineHalf {
+    pub(crate) sm_time: f32,
+    pub(crate) memory_time: f32,
     missing: u8,
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "a fraction of one")]
-fn fraction(value: Option<muxflow_types::Percent>) -> Option<f32> {
+fn fraction(value: Option<Percent>) -> Option<f32> {
     value.map(|percent| percent.fraction() as f32)
 }
 
@@ -61,13 +61,11 @@ fn sm_time(profile: &ProfileRecord) -> (f32, u8) {
 }
 
 impl OnlineHalf {
-    fn new(online: &OnlineInput) -> Self {
-        #[expect(clippy::cast_possible_truncation, reason = "a fraction of one")]
-        let share = online.share.percent().fraction() as f32;
-        let (memory, missing) = match fraction(online.profile.dram_activity) {
+    pub(crate) fn new(profile: &ProfileRecord, share: f32) -> Self {
+        let (memory, missing) = match fraction(profile.dram_activity) {
             Some(active) => (active, 0),
             None => {
-                let (active, missing) = sm_time(&online.profile);
+                let (active, missing) = sm_time(profile);
                 (active, missing + 1)
             }
         };
@@ -80,9 +78,9 @@ impl OnlineHalf {
 }
 
 impl OfflineHalf {
-    fn new(offline: &OfflineInput) -> Self {
-        let (sm_time, missing) = sm_time(&offline.profile);
-        let memory = fraction(offline.profile.dram_activity);
+    pub(crate) fn new(profile: &ProfileRecord) -> Self {
+        let (sm_time, missing) = sm_time(profile);
+        let memory = fraction(profile.dram_activity);
         OfflineHalf {
             // Not zero: without SMs nothing runs, however small the job.
             sm_time: sm_time.max(0.01),
@@ -92,14 +90,25 @@ impl OfflineHalf {
     }
 }
 
-fn speed(online: OnlineHalf, offline: OfflineHalf) -> f32 {
+pub(crate) fn speed(online: OnlineHalf, offline: OfflineHalf) -> f32 {
     MARGIN
         / (1.0 + offline.sm_time * online.sm_stretch + offline.memory_time * online.memory_stretch)
 }
 
+fn online_half(online: &OnlineInput) -> OnlineHalf {
+    let share = fraction(Some(online.share.percent())).unwrap_or(0.0);
+    OnlineHalf::new(&online.profile, share)
+}
+
+/// The rule's speed for a measured pair; where nobody wrote the share down, half of the GPU.
+pub fn rule_speed(online: &ProfileRecord, share: Option<Percent>, offline: &ProfileRecord) -> f64 {
+    let share = fraction(share).unwrap_or(0.5);
+    f64::from(speed(OnlineHalf::new(online, share), OfflineHalf::new(offline)))
+}
+
 impl SpeedPredictor for ConservativeRule {
     fn predict(&self, online: &OnlineInput, offline: &OfflineInput) -> SpeedPrediction {
-        let (online, offline) = (OnlineHalf::new(online), OfflineHalf::new(offline));
+        let (online, offline) = (online_half(online), OfflineHalf::new(&offline.profile));
         SpeedPrediction {
             speed: speed(online, offline),
             uncertainty: BASE_UNCERTAINTY
@@ -114,8 +123,8 @@ impl SpeedPredictor for ConservativeRule {
         offline: &'a [OfflineInput],
     ) -> Box<dyn PairSpeeds + 'a> {
         Box::new(RulePairs {
-            online: online.iter().map(OnlineHalf::new).collect(),
-            offline: offline.iter().map(OfflineHalf::new).collect(),
+            online: online.iter().map(online_half).collect(),
+            offline: offline.iter().map(|job| OfflineHalf::new(&job.profile)).collect(),
         })
     }
 }
