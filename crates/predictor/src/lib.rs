@@ -10,18 +10,25 @@
 pub mod datasets;
 pub mod error;
 pub mod feature;
+pub mod file;
 mod gemm;
 pub mod kernel_model;
 pub mod linear;
 pub mod mlp;
 pub mod model;
+mod pairs;
 pub mod random;
+pub mod registry;
 pub mod rule;
 pub mod sample;
-mod simd;
+pub mod select;
+pub mod simd;
+pub mod trained;
 pub mod trees;
 pub mod validate;
 
 pub use error::PredictorError;
+pub use registry::Registry;
 pub use rule::ConservativeRule;
 pub use sample::{Dataset, SpeedSample};
+pub use trained::{Card, TrainedModel};

@@ -89,7 +89,7 @@ pub enum Model {
     /// See [`ModelKind::Rule`].
     Rule,
     /// See [`ModelKind::Kernel`].
-    Kernel(KernelModel),
+    Kernel(Box<KernelModel>),
     /// See [`ModelKind::Trees`].
     Trees(TreesModel),
     /// See [`ModelKind::Mlp`].
@@ -221,7 +221,7 @@ impl Model {
             ModelKind::Mean => (Model::Mean(data.mean_speed()), Vec::new()),
             ModelKind::Rule => (Model::Rule, Vec::new()),
             ModelKind::Kernel => {
-                (Model::Kernel(KernelModel::fit(data, options.shape)?), Vec::new())
+                (Model::Kernel(Box::new(KernelModel::fit(data, options.shape)?)), Vec::new())
             }
             ModelKind::Trees => (Model::Trees(TreesModel::fit(data, &options.trees)), Vec::new()),
             ModelKind::Mlp => {

@@ -1,9 +1,192 @@
-//! The one module with `unsafe`: code compiled for wider vectors than every x86-64 has, and called
-//! only after the processor was asked for them.
+//! The one module with `unsafe`: code for wider vectors than every x86-64 has, called only after the
+//! processor was asked for them.
+//!
+//! A network is run for a block of pairs at once, one pair per vector lane: the inputs of a layer
+//! are `inputs × block` numbers, and each weight is broadcast to all lanes. Three vectors of pairs
+//! times four outputs are summed in registers, so the loop does nearly nothing but multiply and add.
+//! AVX2 and AVX-512 are the same text, written once as a macro.
 
 #![expect(unsafe_code, reason = "instruction sets chosen at run time")]
 
 use crate::gemm::product;
+
+/// Which instructions to use. One can only be had from a processor that has them, so whoever holds
+/// one may use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InstructionSet(Kind);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Kind {
+    /// What every machine has.
+    Plain,
+    /// 8 lanes with fused multiply-add.
+    Avx2,
+    /// 16 lanes with fused multiply-add.
+    Avx512,
+}
+
+/// Outputs of a layer are padded to a multiple of this.
+pub(crate) const OUTPUT_STEP: usize = 4;
+
+impl InstructionSet {
+    /// The best one that this processor has.
+    pub fn best() -> Self {
+        InstructionSet::all_here().last().copied().unwrap_or(InstructionSet(Kind::Plain))
+    }
+
+    /// All that this processor has, slowest first.
+    pub fn all_here() -> Vec<Self> {
+        let mut sets = vec![InstructionSet(Kind::Plain)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                sets.push(InstructionSet(Kind::Avx2));
+            }
+            if is_x86_feature_detected!("avx512f") {
+                sets.push(InstructionSet(Kind::Avx512));
+            }
+        }
+        sets
+    }
+
+    /// Pairs in a block.
+    pub fn block(self) -> usize {
+        match self.0 {
+            Kind::Plain | Kind::Avx2 => 24,
+            Kind::Avx512 => 48,
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Kind::Plain => "plain",
+            Kind::Avx2 => "AVX2",
+            Kind::Avx512 => "AVX-512",
+        }
+    }
+}
+
+/// One layer of weights as the block kernels want them.
+#[derive(Debug, Clone)]
+pub(crate) struct PackedLayer {
+    inputs: usize,
+    /// Padded to [`OUTPUT_STEP`]; the padding's weights are zero.
+    outputs: usize,
+    /// For each four outputs, for each input, the four weights.
+    weights: Vec<f32>,
+    biases: Vec<f32>,
+}
+
+impl PackedLayer {
+    /// `weights` has one row per input; `inputs` may be larger than the rows there are (padding of
+    /// the layer before).
+    pub(crate) fn new(inputs: usize, outputs: usize, weights: &[f32], biases: &[f32]) -> Self {
+        let rows = weights.len() / outputs.max(1);
+        let padded = outputs.next_multiple_of(OUTPUT_STEP);
+        let mut packed = vec![0.0; inputs * padded];
+        for input in 0..rows.min(inputs) {
+            for output in 0..outputs {
+                let group = output / OUTPUT_STEP * OUTPUT_STEP;
+                packed[group * inputs + input * OUTPUT_STEP + output % OUTPUT_STEP] =
+                    weights[input * outputs + output];
+            }
+        }
+        let mut biases = biases.to_vec();
+        biases.resize(padded, 0.0);
+        PackedLayer { inputs, outputs: padded, weights: packed, biases }
+    }
+
+    /// Outputs with padding.
+    pub(crate) fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// `out = relu(weights · values + biases)` for a block of pairs.
+    pub(crate) fn run(&self, set: InstructionSet, values: &[f32], out: &mut [f32]) {
+        let block = set.block();
+        assert!(values.len() >= self.inputs * block && out.len() >= self.outputs * block);
+        match set.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: whoever holds this `set` has a processor with AVX2 and FMA; the lengths
+            // are checked above, and `weights` and `biases` have theirs by construction.
+            Kind::Avx2 => unsafe { x86::layer_avx2(self, values, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above, with AVX-512F.
+            Kind::Avx512 => unsafe { x86::layer_avx512(self, values, out) },
+            _ => self.run_plain(block, values, out),
+        }
+    }
+
+    fn run_plain(&self, block: usize, values: &[f32], out: &mut [f32]) {
+        for output in 0..self.outputs {
+            let line = &mut out[output * block..(output + 1) * block];
+            line.fill(self.biases[output]);
+            let group = output / OUTPUT_STEP * OUTPUT_STEP * self.inputs + output % OUTPUT_STEP;
+            for (input, values) in values.chunks_exact(block).take(self.inputs).enumerate() {
+                let weight = self.weights[group + input * OUTPUT_STEP];
+                for (sum, value) in line.iter_mut().zip(values) {
+                    *sum += weight * value;
+                }
+            }
+            for value in line.iter_mut() {
+                *value = value.max(0.0);
+            }
+        }
+    }
+}
+
+/// `out = start + Σ factors[k] · values[k]` for a block of pairs; `values` is `factors × block`.
+pub(crate) fn weighted_sum(
+    set: InstructionSet,
+    factors: &[f32],
+    values: &[f32],
+    start: f32,
+    out: &mut [f32],
+) {
+    let block = set.block();
+    assert!(values.len() >= factors.len() * block && out.len() >= block);
+    match set.0 {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: whoever holds this `set` has a processor with AVX2 and FMA; the lengths are
+        // checked above.
+        Kind::Avx2 => unsafe { x86::weighted_sum_avx2(factors, values, start, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above, with AVX-512F.
+        Kind::Avx512 => unsafe { x86::weighted_sum_avx512(factors, values, start, out) },
+        _ => {
+            let out = &mut out[..block];
+            out.fill(start);
+            for (factor, values) in factors.iter().zip(values.chunks_exact(block)) {
+                for (sum, value) in out.iter_mut().zip(values) {
+                    *sum += factor * value;
+                }
+            }
+        }
+    }
+}
+
+/// Multiplies and adds in registers `rounds` times as fast as the processor can, for measuring
+/// against: returns how many floating-point operations that was, and a number that depends on all.
+pub fn peak_work(set: InstructionSet, rounds: usize) -> (u64, f32) {
+    match set.0 {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: whoever holds this `set` has a processor with it.
+        Kind::Avx2 => (rounds as u64 * 12 * 8 * 2, unsafe { x86::peak_avx2(rounds) }),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: whoever holds this `set` has a processor with it.
+        Kind::Avx512 => (rounds as u64 * 12 * 16 * 2, unsafe { x86::peak_avx512(rounds) }),
+        _ => {
+            let mut sums = [0.5f32; 32];
+            for _ in 0..rounds {
+                for sum in &mut sums {
+                    *sum = *sum * 0.999 + 0.001;
+                }
+            }
+            (rounds as u64 * 64, sums.iter().sum())
+        }
+    }
+}
 
 /// `c = a · b`, or `c += a · b` when `accumulate`; see [`crate::gemm`].
 pub(crate) fn matrix_product(
@@ -16,13 +199,210 @@ pub(crate) fn matrix_product(
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2, asked for in the line above.
-        return unsafe { matrix_product_avx2(shape, a, b, c, accumulate) };
+        return unsafe { x86::matrix_product_avx2(shape, a, b, c, accumulate) };
     }
     product(shape, a, b, c, accumulate);
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn matrix_product_avx2(shape: [usize; 3], a: &[f32], b: &[f32], c: &mut [f32], accumulate: bool) {
-    product(shape, a, b, c, accumulate);
+mod x86 {
+    use super::{OUTPUT_STEP, PackedLayer, product};
+    use std::arch::x86_64::*;
+
+    /// Three vectors of pairs, four outputs: twelve sums.
+    const VECTORS: usize = 3;
+
+    macro_rules! kernels {
+        ($features:literal, $lanes:literal, $layer:ident, $weighted_sum:ident, $peak:ident,
+         $set1:ident, $load:ident, $store:ident, $fma:ident, $max:ident) => {
+            #[target_feature(enable = $features)]
+            pub(super) fn $layer(layer: &PackedLayer, values: &[f32], out: &mut [f32]) {
+                const BLOCK: usize = VECTORS * $lanes;
+                let zero = $set1(0.0);
+                for group in 0..layer.outputs / OUTPUT_STEP {
+                    let weights = &layer.weights[group * OUTPUT_STEP * layer.inputs..];
+                    let biases = &layer.biases[group * OUTPUT_STEP..(group + 1) * OUTPUT_STEP];
+                    let mut sums = [[zero; VECTORS]; OUTPUT_STEP];
+                    for (sum, bias) in sums.iter_mut().zip(biases) {
+                        *sum = [$set1(*bias); VECTORS];
+                    }
+                    let (mut value, mut weight) = (values.as_ptr(), weights.as_ptr());
+                    for _ in 0..layer.inputs {
+                        // SAFETY: the caller checked that `values` has `inputs` blocks; `weights`
+                        // has `OUTPUT_STEP` numbers for each input of this group by construction.
+                        unsafe {
+                            let lines = [
+                                $load(value),
+                                $load(value.add($lanes)),
+                                $load(value.add(2 * $lanes)),
+                            ];
+                            for (output, sum) in sums.iter_mut().enumerate() {
+                                let factor = $set1(*weight.add(output));
+                                for (s, line) in sum.iter_mut().zip(lines) {
+                                    *s = $fma(factor, line, *s);
+                                }
+                            }
+                            value = value.add(BLOCK);
+                            weight = weight.add(OUTPUT_STEP);
+                        }
+                    }
+                    for (output, sum) in sums.iter().enumerate() {
+                        let at = (group * OUTPUT_STEP + output) * BLOCK;
+                        let line = &mut out[at..at + BLOCK];
+                        for (vector, s) in sum.iter().enumerate() {
+                            // SAFETY: `line` has `VECTORS` vectors.
+                            unsafe {
+                                $store(line.as_mut_ptr().add(vector * $lanes), $max(*s, zero));
+                            }
+                        }
+                    }
+                }
+            }
+
+            #[target_feature(enable = $features)]
+            pub(super) fn $weighted_sum(
+                factors: &[f32],
+                values: &[f32],
+                start: f32,
+                out: &mut [f32],
+            ) {
+                const BLOCK: usize = VECTORS * $lanes;
+                // Even and odd factors apart: more sums in flight.
+                let mut sums = [[$set1(start); VECTORS], [$set1(0.0); VECTORS]];
+                for (k, factor) in factors.iter().enumerate() {
+                    let factor = $set1(*factor);
+                    for (vector, sum) in sums[k % 2].iter_mut().enumerate() {
+                        let at = k * BLOCK + vector * $lanes;
+                        // SAFETY: the caller checked that `values` has a block for each factor.
+                        let line = unsafe { $load(values.as_ptr().add(at)) };
+                        *sum = $fma(factor, line, *sum);
+                    }
+                }
+                let out = &mut out[..BLOCK];
+                let one = $set1(1.0);
+                for vector in 0..VECTORS {
+                    let sum = $fma(one, sums[0][vector], sums[1][vector]);
+                    // SAFETY: `out` has `VECTORS` vectors.
+                    unsafe { $store(out.as_mut_ptr().add(vector * $lanes), sum) };
+                }
+            }
+
+            #[target_feature(enable = $features)]
+            pub(super) fn $peak(rounds: usize) -> f32 {
+                let (factor, add) = ($set1(0.999), $set1(0.001));
+                let mut sums = [$set1(0.5); 12];
+                for _ in 0..rounds {
+                    for sum in &mut sums {
+                        *sum = $fma(*sum, factor, add);
+                    }
+                }
+                let mut out = [0.0f32; $lanes];
+                let mut total = 0.0;
+                for sum in sums {
+                    // SAFETY: `out` is one vector.
+                    unsafe { $store(out.as_mut_ptr(), sum) };
+                    total += out[0];
+                }
+                total
+            }
+        };
+    }
+
+    kernels!(
+        "avx2,fma",
+        8,
+        layer_avx2,
+        weighted_sum_avx2,
+        peak_avx2,
+        _mm256_set1_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_fmadd_ps,
+        _mm256_max_ps
+    );
+    kernels!(
+        "avx512f",
+        16,
+        layer_avx512,
+        weighted_sum_avx512,
+        peak_avx512,
+        _mm512_set1_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_fmadd_ps,
+        _mm512_max_ps
+    );
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn matrix_product_avx2(
+        shape: [usize; 3],
+        a: &[f32],
+        b: &[f32],
+        c: &mut [f32],
+        accumulate: bool,
+    ) {
+        product(shape, a, b, c, accumulate);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Rng;
+    use proptest::prelude::*;
+
+    #[expect(clippy::cast_possible_truncation, reason = "test data")]
+    fn draw(count: usize, rng: &mut Rng) -> Vec<f32> {
+        (0..count).map(|_| rng.normal() as f32).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn every_instruction_set_gives_what_the_definition_gives(
+            inputs in 1usize..70, outputs in 1usize..70, seed in 0u64..1000,
+        ) {
+            let mut rng = Rng::new(seed);
+            let (weights, biases) = (draw(inputs * outputs, &mut rng), draw(outputs, &mut rng));
+            let layer = PackedLayer::new(inputs, outputs, &weights, &biases);
+            for set in InstructionSet::all_here() {
+                let block = set.block();
+                let values = draw(inputs * block, &mut rng);
+                let mut out = vec![f32::NAN; layer.outputs() * block];
+                layer.run(set, &values, &mut out);
+                for output in 0..layer.outputs() {
+                    for lane in 0..block {
+                        let mut want = biases.get(output).copied().unwrap_or(0.0);
+                        if output < outputs {
+                            for input in 0..inputs {
+                                want += weights[input * outputs + output] * values[input * block + lane];
+                            }
+                        }
+                        let got = out[output * block + lane];
+                        prop_assert!((got - want.max(0.0)).abs() < 1e-3, "{set:?} {got} {want}");
+                    }
+                }
+                let factors = draw(inputs, &mut rng);
+                let mut sums = vec![f32::NAN; block];
+                weighted_sum(set, &factors, &values, 0.25, &mut sums);
+                for (lane, sum) in sums.iter().enumerate() {
+                    let want: f32 =
+                        0.25 + (0..inputs).map(|k| factors[k] * values[k * block + lane]).sum::<f32>();
+                    prop_assert!((sum - want).abs() < 1e-3, "{set:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn instruction_sets_that_this_machine_lacks_are_named() {
+        let here = InstructionSet::all_here();
+        for kind in [Kind::Avx2, Kind::Avx512] {
+            if !here.contains(&InstructionSet(kind)) {
+                println!("NOT TESTED HERE: this processor has no {kind:?}");
+            }
+        }
+        assert_eq!(here[0].name(), "plain");
+        let (flops, value) = peak_work(InstructionSet::best(), 10);
+        assert!(flops > 0 && value.is_finite());
+    }
 }

@@ -2,3 +2,5 @@
 //! name the caller's file in every error.
 
 pub mod gavel;
+pub mod miso;
+pub mod table;

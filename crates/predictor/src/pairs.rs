@@ -1,0 +1,298 @@
+//! All pairs of two lists at once: what depends on one half is computed once, the rest in blocks.
+
+use muxflow_types::PairSpeeds;
+
+use crate::feature::Half;
+use crate::kernel_model::KernelModel;
+use crate::model::{MlpModel, TreesModel};
+use crate::rule::{self, OfflineHalf, OnlineHalf};
+use crate::simd::{InstructionSet, PackedLayer, weighted_sum};
+
+/// One list of halves with what the rule needs of each.
+pub(crate) struct Halves<R> {
+    pub(crate) halves: Vec<Half>,
+    pub(crate) rule: Vec<R>,
+    /// Where only the rule can answer: nothing is known of this half.
+    pub(crate) unknown: Vec<bool>,
+}
+
+pub(crate) type OnlineHalves = Halves<OnlineHalf>;
+pub(crate) type OfflineHalves = Halves<OfflineHalf>;
+
+#[expect(clippy::cast_possible_truncation, reason = "speeds and standardised features")]
+pub(crate) fn narrow(value: f64) -> f32 {
+    value as f32
+}
+
+/// Columns in blocks of lanes: for each block, for each feature, one number per lane.
+struct Panels {
+    block: usize,
+    features: usize,
+    values: Vec<f32>,
+}
+
+impl Panels {
+    fn new(block: usize, features: usize, columns: &[Vec<f32>]) -> Self {
+        let mut values = vec![0.0; columns.len().div_ceil(block) * features * block];
+        for (column, row) in columns.iter().enumerate() {
+            let start = column / block * features * block + column % block;
+            for (feature, value) in row.iter().enumerate() {
+                values[start + feature * block] = *value;
+            }
+        }
+        Panels { block, features, values }
+    }
+
+    fn panel(&self, index: usize) -> &[f32] {
+        let size = self.features * self.block;
+        &self.values[index * size..(index + 1) * size]
+    }
+
+    /// Calls `run` for every block that the columns `first..first + out.len()` touch, and copies
+    /// the part that was asked for.
+    fn fill(&self, first: usize, out: &mut [f32], mut run: impl FnMut(&[f32], &mut [f32])) {
+        let mut answers = vec![0.0; self.block];
+        let mut written = 0;
+        while written < out.len() {
+            let column = first + written;
+            let (index, lane) = (column / self.block, column % self.block);
+            let count = (self.block - lane).min(out.len() - written);
+            run(self.panel(index), &mut answers);
+            out[written..written + count].copy_from_slice(&answers[lane..lane + count]);
+            written += count;
+        }
+    }
+}
+
+/// Where one side is unknown, the rule answers in place of the model.
+fn rule_where_unknown(
+    online: &OnlineHalves,
+    offline: &OfflineHalves,
+    row: usize,
+    first: usize,
+    out: &mut [f32],
+) {
+    let all = online.unknown[row];
+    for (index, speed) in out.iter_mut().enumerate() {
+        if all || offline.unknown[first + index] {
+            *speed = rule::speed(online.rule[row], offline.rule[first + index]);
+        }
+    }
+}
+
+/// Pairs of a perceptron: the first layer's halves are ready, the other layers run in blocks.
+pub(crate) struct MlpPairs {
+    set: InstructionSet,
+    online: OnlineHalves,
+    offline: OfflineHalves,
+    online_first: Vec<Vec<f32>>,
+    offline_first: Panels,
+    middle: Vec<PackedLayer>,
+    last: Vec<f32>,
+    last_bias: f32,
+    width: usize,
+}
+
+impl MlpPairs {
+    pub(crate) fn new(
+        model: &MlpModel,
+        online: OnlineHalves,
+        offline: OfflineHalves,
+        set: InstructionSet,
+    ) -> Self {
+        let split = model.online.width();
+        let empty = (Vec::new(), Vec::new(), 1);
+        let (first_weights, first_biases, width) =
+            model.net.layers.first().map_or(empty, |first| {
+                (first.weights.clone(), first.biases.clone(), first.outputs)
+            });
+        let half = |row: &[f64], weights: &[f32], biases: Option<&[f32]>| {
+            let mut sums = biases.map_or_else(|| vec![0.0; width], <[f32]>::to_vec);
+            for (value, line) in row.iter().zip(weights.chunks_exact(width)) {
+                for (sum, weight) in sums.iter_mut().zip(line) {
+                    *sum += narrow(*value) * weight;
+                }
+            }
+            sums
+        };
+        let (online_weights, offline_weights) = first_weights.split_at(split * width);
+        let online_first = online
+            .halves
+            .iter()
+            .map(|h| half(&model.online.encode(h), online_weights, Some(&first_biases)))
+            .collect();
+        let offline_first: Vec<Vec<f32>> = offline
+            .halves
+            .iter()
+            .map(|h| half(&model.offline.encode(h), offline_weights, None))
+            .collect();
+        let hidden = model.net.layers.len().saturating_sub(2);
+        let mut inputs = width;
+        let middle = model
+            .net
+            .layers
+            .iter()
+            .skip(1)
+            .take(hidden)
+            .map(|layer| {
+                let packed = PackedLayer::new(inputs, layer.outputs, &layer.weights, &layer.biases);
+                inputs = packed.outputs();
+                packed
+            })
+            .collect();
+        let (mut last, last_bias) = match model.net.layers.last() {
+            Some(layer) if model.net.layers.len() > 1 => (layer.weights.clone(), layer.biases[0]),
+            // A single layer is linear: the halves' only output is the answer.
+            _ => (vec![1.0], 0.0),
+        };
+        last.resize(inputs, 0.0);
+        MlpPairs {
+            set,
+            online,
+            offline,
+            online_first,
+            offline_first: Panels::new(set.block(), width, &offline_first),
+            middle,
+            last,
+            last_bias,
+            width,
+        }
+    }
+
+    /// Floating-point operations of one pair, counting a multiply-add as two.
+    pub(crate) fn flops_per_pair(model: &MlpModel) -> u64 {
+        let first = model.net.layers.first().map_or(0, |layer| layer.outputs);
+        let rest: usize = model.net.layers.iter().skip(1).map(|l| 2 * l.inputs * l.outputs).sum();
+        (rest + 2 * first) as u64
+    }
+}
+
+impl PairSpeeds for MlpPairs {
+    fn fill(&self, row: usize, first_column: usize, out: &mut [f32]) {
+        let block = self.set.block();
+        let widest =
+            self.middle.iter().map(PackedLayer::outputs).max().unwrap_or(0).max(self.width);
+        let (mut values, mut next) = (vec![0.0; widest * block], vec![0.0; widest * block]);
+        let linear = self.middle.is_empty() && self.width == 1 && self.last == [1.0];
+        let floor = if linear { f32::NEG_INFINITY } else { 0.0 };
+        let online = &self.online_first[row];
+        self.offline_first.fill(first_column, out, |panel, answers| {
+            for ((line, offline), online) in
+                values.chunks_exact_mut(block).zip(panel.chunks_exact(block)).zip(online)
+            {
+                for (value, offline) in line.iter_mut().zip(offline) {
+                    *value = (online + offline).max(floor);
+                }
+            }
+            for layer in &self.middle {
+                layer.run(self.set, &values, &mut next);
+                std::mem::swap(&mut values, &mut next);
+            }
+            weighted_sum(self.set, &self.last, &values, self.last_bias, answers);
+            for answer in answers.iter_mut() {
+                *answer = answer.clamp(0.0, 1.0);
+            }
+        });
+        rule_where_unknown(&self.online, &self.offline, row, first_column, out);
+    }
+}
+
+/// Pairs of a kernel model: one dot product each.
+pub(crate) struct KernelPairs {
+    set: InstructionSet,
+    online: OnlineHalves,
+    offline: OfflineHalves,
+    online_rows: Vec<(f32, Vec<f32>)>,
+    /// The landmarks' rows, and what each job adds on its own as one more feature.
+    offline_rows: Panels,
+    trend: f32,
+    range: [f32; 2],
+}
+
+impl KernelPairs {
+    pub(crate) fn new(
+        model: &KernelModel,
+        online: OnlineHalves,
+        offline: OfflineHalves,
+        set: InstructionSet,
+    ) -> Self {
+        let online_rows = online
+            .halves
+            .iter()
+            .map(|half| {
+                let ready = model.online_half(half);
+                let mut row: Vec<f32> = ready.row.into_iter().map(narrow).collect();
+                row.push(1.0);
+                (narrow(model.trend[0] + ready.alone), row)
+            })
+            .collect();
+        let columns: Vec<Vec<f32>> = offline
+            .halves
+            .iter()
+            .map(|half| {
+                let ready = model.offline_half(half);
+                let mut row: Vec<f32> = ready.row.into_iter().map(narrow).collect();
+                row.push(narrow(ready.alone));
+                row
+            })
+            .collect();
+        KernelPairs {
+            set,
+            online_rows,
+            offline_rows: Panels::new(set.block(), model.landmarks.len() + 1, &columns),
+            trend: narrow(model.trend[1]),
+            range: model.range.map(narrow),
+            online,
+            offline,
+        }
+    }
+}
+
+impl PairSpeeds for KernelPairs {
+    fn fill(&self, row: usize, first_column: usize, out: &mut [f32]) {
+        let (start, factors) = &self.online_rows[row];
+        self.offline_rows.fill(first_column, out, |panel, answers| {
+            weighted_sum(self.set, factors, panel, *start, answers);
+        });
+        let online = self.online.rule[row];
+        for (speed, offline) in out.iter_mut().zip(&self.offline.rule[first_column..]) {
+            let rule = if self.trend > 0.0 { rule::speed(online, *offline) } else { 0.0 };
+            *speed = (*speed + self.trend * rule).clamp(self.range[0], self.range[1]);
+        }
+        rule_where_unknown(&self.online, &self.offline, row, first_column, out);
+    }
+}
+
+/// Pairs of trees: every tree is walked for every pair.
+pub(crate) struct TreesPairs<'a> {
+    pub(crate) model: &'a TreesModel,
+    pub(crate) online: OnlineHalves,
+    pub(crate) offline: OfflineHalves,
+}
+
+impl PairSpeeds for TreesPairs<'_> {
+    fn fill(&self, row: usize, first_column: usize, out: &mut [f32]) {
+        let online = &self.online.halves[row];
+        for (index, speed) in out.iter_mut().enumerate() {
+            let column = first_column + index;
+            let rule = rule::speed(self.online.rule[row], self.offline.rule[column]);
+            let offline = &self.offline.halves[column];
+            *speed = narrow(self.model.speed(online, offline, f64::from(rule)));
+        }
+        rule_where_unknown(&self.online, &self.offline, row, first_column, out);
+    }
+}
+
+/// The same speed for all pairs.
+pub(crate) struct ConstantPairs {
+    pub(crate) speed: f32,
+    pub(crate) online: OnlineHalves,
+    pub(crate) offline: OfflineHalves,
+}
+
+impl PairSpeeds for ConstantPairs {
+    fn fill(&self, row: usize, first_column: usize, out: &mut [f32]) {
+        out.fill(self.speed);
+        rule_where_unknown(&self.online, &self.offline, row, first_column, out);
+    }
+}
