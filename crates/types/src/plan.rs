@@ -74,8 +74,8 @@ pub struct Waiting {
     pub reason: WaitReason,
 }
 
-/// Why a job is not placed. The best-fitting reason over all GPUs: the one that the fewest GPUs
-/// stand beyond.
+/// Why a job is not placed. Each GPU is asked the same questions in the order of this list; the
+/// reason told is that of the GPU that came furthest, because it is the one to mend first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WaitReason {
     /// The cluster has no GPU at all.
@@ -102,20 +102,18 @@ pub enum WaitReason {
     OtherUser,
     /// It is fail-prone and every GPU that could hold it carries a critical service.
     FailProne,
+    /// It cannot be moved, and the GPU it ran on cannot keep it.
+    Pinned,
     /// It failed lately and waits for its time.
     BackOff {
-        /// When it may be placed again.
-        until: Micros,
+        /// How long it must still wait.
+        left: Micros,
     },
-    /// It has no profile or speed for any GPU type on offer.
-    NoProfile,
     /// It could run, but jobs that count more took the places.
     Outranked {
         /// How many GPUs could have held it.
         candidates: usize,
     },
-    /// The plan already changes as much as one cycle may; it is placed in the next one.
-    ChangeLimit,
 }
 
 impl fmt::Display for WaitReason {
@@ -147,15 +145,14 @@ impl fmt::Display for WaitReason {
                     "it is fail-prone and every GPU that could hold it carries a critical service"
                 )
             }
-            WaitReason::BackOff { until } => {
-                write!(f, "it failed lately and may start again at {until}")
+            WaitReason::BackOff { left } => {
+                write!(f, "it failed lately and may start again in {left}")
             }
-            WaitReason::NoProfile => write!(f, "it has no profile for any GPU type on offer"),
+            WaitReason::Pinned => {
+                write!(f, "it cannot be moved, and the GPU it ran on cannot keep it")
+            }
             WaitReason::Outranked { candidates } => {
                 write!(f, "jobs that count more took all {candidates} GPUs that could hold it")
-            }
-            WaitReason::ChangeLimit => {
-                write!(f, "the plan already changes as much as one cycle may")
             }
         }
     }

@@ -71,6 +71,9 @@ pub struct JobSnapshot {
     pub priority: u32,
     /// When it came.
     pub submitted_at: Micros,
+    /// How long it has waited in all since then, running time left out. It does not shrink when the
+    /// job starts, so that a job that waited long is not displaced at once.
+    pub waited: Micros,
     /// Where it runs now.
     pub running_on: Option<GpuId>,
     /// The share it was started with: MPS cannot change it while it runs.
