@@ -41,6 +41,8 @@ pub struct GateParams {
     pub close_over: Micros,
     /// Bound on work in flight when the gate is fully open.
     pub max_in_flight: u32,
+    /// No more than this much work may be in flight, however long its kernels are.
+    pub queue_for: Micros,
 }
 
 impl Default for GateParams {
@@ -57,7 +59,8 @@ impl Default for GateParams {
             closed_below: 0.02,
             stale_after: Micros::from_millis(500),
             close_over: Micros::from_millis(500),
-            max_in_flight: 16,
+            max_in_flight: 256,
+            queue_for: Micros::from_millis(10),
         }
     }
 }
@@ -123,6 +126,12 @@ impl GateParams {
                 f64::from(self.max_in_flight),
                 within(f64::from(self.max_in_flight), 1.0, 65536.0),
                 "between 1 and 65536",
+            ),
+            (
+                "queue_for_ms",
+                self.queue_for.as_secs_f64() * 1e3,
+                within(self.queue_for.as_secs_f64(), 0.001, 1.0),
+                "between 1 and 1000",
             ),
         ];
         match rules.into_iter().find(|(_, _, good, _)| !good) {

@@ -178,7 +178,7 @@ fn silence_closes_the_gate_at_the_stated_rate() {
     for t in (0..10_000).step_by(100) {
         gate.step(ms(t), reading(t, 0.1));
     }
-    assert_eq!(gate.budget(), LaunchBudget { fraction: 1.0, max_in_flight: 16, closed: false });
+    assert_eq!(gate.budget(), LaunchBudget { fraction: 1.0, max_in_flight: 256, closed: false });
     let last = 9_900;
     assert_eq!(gate.step(ms(last + 500), None).fraction, 1.0, "not stale yet");
     let half = gate.step(ms(last + 750), None).fraction;

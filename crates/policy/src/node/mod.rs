@@ -5,9 +5,13 @@
 
 pub mod builtin;
 pub mod fault;
+pub mod forecast;
 pub mod gate;
 pub mod health;
 pub mod load;
 pub mod quota;
+pub mod rate;
 pub mod repair;
+pub mod share;
+pub mod split;
 pub mod xid;

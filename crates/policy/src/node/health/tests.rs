@@ -410,8 +410,11 @@ proptest! {
                     prop_assert_eq!(period, p.period(entries));
                     entered = Some((now_ms, period));
                 }
-                if t.to == HealthState::Healthy && let Some((at, period)) = entered {
-                    prop_assert!(ms(now_ms - at) >= period, "Healthy before the period was over");
+                let served = (t.from, t.to) == (HealthState::Overlimit, HealthState::Unhealthy);
+                if (served || t.to == HealthState::Healthy)
+                    && let Some((at, period)) = entered.take()
+                {
+                    prop_assert!(ms(now_ms - at) >= period, "{t} before the period was over");
                 }
             }
         }
