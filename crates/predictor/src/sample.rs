@@ -1,25 +1,11 @@
-//! One measured pair, and sets of them for one GPU type.
+//! Sets of measured pairs of one GPU type.
 
 use std::collections::BTreeSet;
 
-use muxflow_types::{GpuType, Micros, Percent, ProfileRecord, WorkloadName};
+pub use muxflow_types::SpeedSample;
+use muxflow_types::{GpuType, WorkloadName};
 
 use crate::error::PredictorError;
-
-/// A pair that was really run, and how fast the offline half ran.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SpeedSample {
-    /// The neighbour, alone on this GPU type.
-    pub online: ProfileRecord,
-    /// The workload whose speed was measured, alone on this GPU type.
-    pub offline: ProfileRecord,
-    /// The SMs that the offline half could use; `None` where nobody wrote it down.
-    pub share: Option<Percent>,
-    /// Speed when sharing divided by speed alone, 0 to 1.
-    pub speed: f64,
-    /// When it was measured; zero when unknown.
-    pub at: Micros,
-}
 
 /// Measured pairs of one GPU type.
 #[derive(Debug, Clone, PartialEq)]

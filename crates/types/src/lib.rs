@@ -25,7 +25,7 @@ pub use plan::{
 pub use predict::{
     OfflineInput, OnlineInput, PairSpeeds, Provenance, SpeedPrediction, SpeedPredictor,
 };
-pub use profile::ProfileRecord;
+pub use profile::{ProfileRecord, SpeedSample};
 pub use sample::GpuSample;
 pub use snapshot::{ClusterSnapshot, GpuSnapshot, JobSnapshot, OnlineSnapshot};
 pub use unit::{Bytes, MegaHertz, Micros, Percent, SmCount, SmShare, UnitError, Watts};

@@ -40,3 +40,18 @@ impl ProfileRecord {
         }
     }
 }
+
+/// A pair that was really run, and how fast the offline half ran: what predictors learn from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SpeedSample {
+    /// The neighbour, alone on this GPU type.
+    pub online: ProfileRecord,
+    /// The workload whose speed was measured, alone on this GPU type.
+    pub offline: ProfileRecord,
+    /// The SMs that the offline half could use; `None` where nobody wrote it down.
+    pub share: Option<Percent>,
+    /// Speed when sharing divided by speed alone, 0 to 1.
+    pub speed: f64,
+    /// When it was measured; zero when unknown.
+    pub at: Micros,
+}
