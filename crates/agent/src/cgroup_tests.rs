@@ -1,0 +1,135 @@
+//! Tests of control groups: mount tables as text, and real groups with real processes.
+
+use super::*;
+use proptest::prelude::*;
+use std::process::Command;
+
+const HYBRID: &str = "\
+30 23 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
+31 30 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate
+33 30 0:30 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
+34 30 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+35 30 0:32 / /sys/fs/cgroup/cpuset rw shared:9 - cgroup cgroup rw,cpuset
+36 30 0:33 / /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer
+";
+
+#[test]
+fn mount_tables_are_read() {
+    let mounts = parse_mounts(HYBRID);
+    assert_eq!(mounts.v2.as_deref(), Some(Path::new("/sys/fs/cgroup/unified")));
+    let names: Vec<_> = mounts.v1.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["memory", "cpuset", "freezer"]);
+    let only_v2 = "29 22 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+    assert_eq!(parse_mounts(only_v2).v2.as_deref(), Some(Path::new("/sys/fs/cgroup")));
+    assert!(parse_mounts(only_v2).v1.is_empty());
+    assert_eq!(parse_mounts("nonsense\n- - -\n"), Mounts::default());
+}
+
+#[test]
+fn cpu_lists_are_read() {
+    assert_eq!(parse_cpus("0-2,5\n"), Some(vec![0, 1, 2, 5]));
+    for bad in ["", "a", "3-1", "1-", "0-99999999"] {
+        assert_eq!(parse_cpus(bad), None, "{bad}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn encoded_names_are_one_component_and_differ(a in "\\PC{1,20}", b in "\\PC{1,20}") {
+        let name = encode(&a);
+        prop_assert!(!name.contains('/') && name != "." && name != ".." && !name.starts_with('.'));
+        prop_assert_eq!(a == b, encode(&a) == encode(&b));
+    }
+}
+
+/// A group of its own for a test, or a loud reason why there is none.
+fn real_groups(name: &str) -> Option<(Cgroups, String)> {
+    let groups = Cgroups::detect("muxflow-test");
+    if groups.shortcomings().is_empty() {
+        return Some((groups, format!("{name}-{}", std::process::id())));
+    }
+    let why = groups.shortcomings().join("; ");
+    assert!(std::env::var_os("CI").is_none(), "cgroups are needed here: {why}");
+    println!("SKIPPED {name}: {why}; run as root with cgroups mounted");
+    None
+}
+
+#[test]
+fn a_group_limits_counts_and_kills_as_one() {
+    let Some((groups, name)) = real_groups("kills-as-one") else { return };
+    let limits = Limits { cpus: Some("0".into()), memory_bytes: Some(64 << 20) };
+    let group = groups.create(&name, &limits).unwrap();
+    let (fds, affinity) = group.entrance().unwrap();
+    let setup = sys::ChildSetup {
+        groups: fds,
+        affinity,
+        user: None,
+        death_signal: None,
+        new_session: true,
+    };
+    // A child that leaves its session and its parent: only the group still knows it.
+    let script =
+        "cat /proc/self/status; setsid sleep 300 & setsid sh -c 'sleep 300 & sleep 300' & wait";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).stdout(std::process::Stdio::piped());
+    let mut child = sys::with_setup(&mut command, setup).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while group.processes().len() < 5 && Instant::now() < deadline {
+        sleep(Duration::from_millis(5));
+    }
+    assert!(group.processes().len() >= 5, "{:?}", group.processes());
+    assert!(group.memory_bytes().unwrap() > 0);
+    assert!(group.kill_all(child.id(), Duration::from_secs(5)));
+    let mut status = String::new();
+    io::Read::read_to_string(&mut child.stdout.take().unwrap(), &mut status).unwrap();
+    let allowed = status.lines().find(|l| l.starts_with("Cpus_allowed_list")).unwrap();
+    assert!(allowed.trim_end().ends_with("\t0"), "{allowed}");
+    child.wait().unwrap();
+    group.remove().unwrap();
+    assert!(group.processes().is_empty());
+}
+
+#[test]
+fn memory_beyond_the_limit_is_an_oom_kill_of_the_group_only() {
+    let Some((groups, name)) = real_groups("oom") else { return };
+    let limits = Limits { cpus: None, memory_bytes: Some(24 << 20) };
+    let group = groups.create(&name, &limits).unwrap();
+    let (fds, affinity) = group.entrance().unwrap();
+    let setup = sys::ChildSetup {
+        groups: fds,
+        affinity,
+        user: None,
+        death_signal: None,
+        new_session: true,
+    };
+    let mut command = Command::new("sh");
+    command.args(["-c", "x=$(head -c 200000000 /dev/zero | tr '\\0' a); echo ${#x}"]);
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let status = sys::with_setup(&mut command, setup).status().unwrap();
+    assert!(!status.success(), "{status:?}");
+    assert!(group.oom_kills().unwrap() > 0);
+    assert!(group.kill_all(1 << 30, Duration::from_secs(5)));
+    group.remove().unwrap();
+}
+
+#[test]
+fn without_cgroups_descendants_are_walked() {
+    let group = Cgroups::none().create("x", &Limits::default()).unwrap();
+    assert!(!group.tracks());
+    let child = Command::new("sh").args(["-c", "sleep 300 & sleep 300"]).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while process::descendants(child.id()).len() < 2 && Instant::now() < deadline {
+        sleep(Duration::from_millis(5));
+    }
+    let below = process::descendants(child.id());
+    assert_eq!(below.len(), 2);
+    let killed = std::thread::spawn(move || {
+        group.kill_all(child.id(), Duration::from_secs(5)).then_some(child)
+    });
+    let mut child = killed.join().unwrap().unwrap();
+    child.wait().unwrap();
+    for pid in below {
+        assert!(process::stat(pid).is_none_or(|stat| stat.state == 'Z'));
+    }
+    assert_eq!(Cgroups::none().shortcomings().len(), 3);
+}

@@ -1,0 +1,314 @@
+//! The control block of one offline job, as the agent holds it: two files mapped into memory.
+//!
+//! They belong in a directory on a memory file system: a page that is being written to disk would
+//! make the writer wait, and the gate must close in bounded time. The agent's file is written by the
+//! agent only (and by the keeper while it stops the job); the job's file belongs to the job's user.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use muxflow_abi::control::{
+    AGENT_FILE, AgentPart, Counters, Gate, JOB_FILE, JobPart, Limits, Settings, SlotState,
+};
+
+use crate::error::{AgentError, Result, file};
+use crate::process::ProcessKey;
+use crate::sys::{self, SharedMemory};
+
+/// The mapped control block of one job.
+#[derive(Debug)]
+pub struct ControlBlock {
+    dir: PathBuf,
+    agent: SharedMemory,
+    job: SharedMemory,
+}
+
+/// What the processes of a job say, added up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct JobCounts {
+    /// Processes that have registered and live.
+    pub processes: usize,
+    /// Kernels started.
+    pub launches: u64,
+    /// Kernels in flight.
+    pub in_flight: u64,
+    /// Time that launches waited.
+    pub delayed_ns: u64,
+    /// Requests for memory that were refused.
+    pub refused: u64,
+    /// Launches let through though nothing in flight made progress.
+    pub overruns: u64,
+    /// The longest smoothed time per kernel.
+    pub ns_per_launch: u64,
+    /// Bytes charged on the first device.
+    pub charged_bytes: u64,
+}
+
+/// How far the processes of a job are with the last command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answers {
+    /// Processes that have registered and live.
+    pub live: usize,
+    /// Of these, how many have nothing in flight, by the last command.
+    pub drained: usize,
+    /// Of these, how many have let their contexts go, by the last command.
+    pub released: usize,
+}
+
+fn open(path: &Path, create_bytes: Option<usize>) -> Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    if create_bytes.is_some() {
+        options.create(true).truncate(true);
+    }
+    let opened = options.open(path).map_err(file("open", path))?;
+    if let Some(bytes) = create_bytes {
+        opened.set_len(bytes as u64).map_err(file("resize", path))?;
+    }
+    Ok(opened)
+}
+
+impl ControlBlock {
+    /// Makes a new one in `dir`. The gate is closed and no heartbeat has come: nothing runs yet.
+    pub fn create(
+        dir: &Path,
+        settings: &Settings,
+        quota_bytes: u64,
+        owner: Option<(u32, u32)>,
+    ) -> Result<Self> {
+        fs::create_dir_all(dir).map_err(file("create", dir))?;
+        let block = Self::map(dir, Some(()))?;
+        let generation = sys::monotonic_ns() ^ (u64::from(std::process::id()) << 48);
+        block.job_unchecked().initialise(generation);
+        block.agent_unchecked().initialise(generation, settings);
+        block.agent_unchecked().set_quota(0, quota_bytes);
+        let mode = |name: &str, mode: u32| {
+            let path = dir.join(name);
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode))
+                .map_err(file("set the mode of", &path))
+        };
+        mode(AGENT_FILE, 0o644)?;
+        mode(JOB_FILE, 0o600)?;
+        if let Some((uid, gid)) = owner {
+            let path = dir.join(JOB_FILE);
+            std::os::unix::fs::chown(&path, Some(uid), Some(gid))
+                .map_err(file("change the owner of", &path))?;
+        }
+        Ok(block)
+    }
+
+    /// Maps one that is there, and checks it.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let block = Self::map(dir, None)?;
+        let invalid = |reason| AgentError::ControlBlock { path: dir.to_owned(), reason };
+        // SAFETY: mapped for as long as `block` lives, and page-aligned by mmap.
+        let agent = unsafe { AgentPart::validate(block.agent.base(), block.agent.bytes()) };
+        let generation = agent.map_err(invalid)?.generation();
+        // SAFETY: as above, and mapped for writing.
+        unsafe { JobPart::validate(block.job.base(), block.job.bytes(), generation) }
+            .map_err(invalid)?;
+        Ok(block)
+    }
+
+    fn map(dir: &Path, create: Option<()>) -> Result<Self> {
+        let part = |name: &str, bytes: usize| {
+            let path = dir.join(name);
+            let opened = open(&path, create.map(|()| bytes))?;
+            SharedMemory::map(&opened, bytes).map_err(file("map", &path))
+        };
+        let agent = part(AGENT_FILE, AgentPart::BYTES)?;
+        let job = part(JOB_FILE, JobPart::BYTES)?;
+        Ok(ControlBlock { dir: dir.to_owned(), agent, job })
+    }
+
+    fn agent_unchecked(&self) -> &AgentPart {
+        // SAFETY: `map` maps AgentPart::BYTES, page-aligned, for the life of `self`; the type is
+        // made of atomics, for which every bit pattern is valid.
+        unsafe { &*self.agent.base().cast_const().cast::<AgentPart>() }
+    }
+
+    fn job_unchecked(&self) -> &JobPart {
+        // SAFETY: as above, with JobPart::BYTES.
+        unsafe { &*self.job.base().cast_const().cast::<JobPart>() }
+    }
+
+    /// Its directory: the value of `MUXFLOW_CONTROL`.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The agent lives.
+    pub fn beat(&self) {
+        self.agent_unchecked().beat(sys::monotonic_ns());
+    }
+
+    /// Changes the gate, unless it stands so already, and wakes whoever waits at it.
+    pub fn set_gate(&self, gate: Gate) {
+        let agent = self.agent_unchecked();
+        if Gate::from_word(agent.command_word()) != gate {
+            agent.set_gate(gate);
+            sys::futex_wake_all(agent.command_address());
+        }
+    }
+
+    /// How the gate stands.
+    pub fn gate(&self) -> Gate {
+        Gate::from_word(self.agent_unchecked().command_word())
+    }
+
+    /// New limits.
+    pub fn set_limits(&self, limits: &Limits) {
+        self.agent_unchecked().set_limits(limits);
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> Limits {
+        self.agent_unchecked().limits()
+    }
+
+    /// The hard cap on the job's memory.
+    pub fn set_quota(&self, bytes: u64) {
+        self.agent_unchecked().set_quota(0, bytes);
+    }
+
+    /// The hard cap in force.
+    pub fn quota_bytes(&self) -> u64 {
+        self.agent_unchecked().quota_bytes(0)
+    }
+
+    fn each_live(&self, mut visit: impl FnMut(&Counters)) {
+        self.job_unchecked().each(|counters| {
+            if is_owner_alive(counters) {
+                visit(counters);
+            }
+        });
+    }
+
+    /// Processes that have registered and live.
+    pub fn registered(&self) -> Vec<u32> {
+        let mut pids = Vec::new();
+        self.each_live(|counters| pids.push(counters.owner.pid));
+        pids
+    }
+
+    /// How far they are with the last command.
+    pub fn answers(&self) -> Answers {
+        let word = self.agent_unchecked().command_word();
+        let mut answers = Answers { live: 0, drained: 0, released: 0 };
+        self.each_live(|counters| {
+            answers.live += 1;
+            let by_last = counters.acknowledged == word;
+            let drained = matches!(counters.state, SlotState::Drained | SlotState::Released);
+            answers.drained += usize::from(by_last && drained);
+            answers.released += usize::from(by_last && counters.state == SlotState::Released);
+        });
+        answers
+    }
+
+    /// Their counters, added up.
+    pub fn counts(&self) -> JobCounts {
+        let mut sum = JobCounts::default();
+        self.job_unchecked().each(|counters| {
+            sum.processes += usize::from(is_owner_alive(counters));
+            sum.launches = sum.launches.saturating_add(counters.launches);
+            sum.in_flight = sum.in_flight.saturating_add(counters.in_flight);
+            sum.delayed_ns = sum.delayed_ns.saturating_add(counters.delayed_ns);
+            sum.refused = sum.refused.saturating_add(counters.refused);
+            sum.overruns = sum.overruns.saturating_add(counters.overruns);
+            sum.ns_per_launch = sum.ns_per_launch.max(counters.ns_per_launch);
+            sum.charged_bytes = sum.charged_bytes.saturating_add(counters.charged_bytes[0]);
+        });
+        sum
+    }
+
+    /// Removes the files; mappings of others stay valid.
+    pub fn remove(self) -> Result<()> {
+        let dir = self.dir.clone();
+        drop(self);
+        fs::remove_dir_all(&dir).map_err(file("remove", &dir))
+    }
+}
+
+/// A process of another id namespace cannot be looked up here; it counts until its slot is given
+/// back.
+fn is_owner_alive(counters: &Counters) -> bool {
+    let pid = counters.owner.pid;
+    let own = own_pid_namespace();
+    if counters.pid_namespace != 0 && own != 0 && counters.pid_namespace != own {
+        return true;
+    }
+    ProcessKey::of(pid).is_some_and(|key| {
+        key.start_ticks & u64::from(u32::MAX) == u64::from(counters.owner.start_ticks)
+            && key.is_alive()
+    })
+}
+
+fn own_pid_namespace() -> u64 {
+    static INODE: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    *INODE.get_or_init(|| {
+        use std::os::unix::fs::MetadataExt;
+        fs::metadata("/proc/self/ns/pid").map_or(0, |meta| meta.ino())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muxflow_abi::control::Owner;
+
+    fn own_slot(block: &ControlBlock) -> usize {
+        let own = ProcessKey::own();
+        let start_ticks = u32::try_from(own.start_ticks & u64::from(u32::MAX)).unwrap();
+        let owner = Owner { pid: own.pid, start_ticks };
+        block.job_unchecked().claim(owner, own_pid_namespace()).unwrap()
+    }
+
+    #[test]
+    fn what_one_side_writes_the_other_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("job");
+        let mine = ControlBlock::create(&path, &Settings::default(), 1 << 30, None).unwrap();
+        let other = ControlBlock::open(&path).unwrap();
+        assert_eq!(other.gate(), Gate::Closed, "closed until the agent says otherwise");
+        assert_eq!(other.quota_bytes(), 1 << 30);
+        mine.set_gate(Gate::Open);
+        mine.beat();
+        assert_eq!(other.gate(), Gate::Open);
+        assert_eq!(other.agent_unchecked().heartbeat_age_ms(sys::monotonic_ns()) / 1000, 0);
+
+        let slot = own_slot(&other);
+        other
+            .job_unchecked()
+            .slot(slot)
+            .unwrap()
+            .launches
+            .store(7, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(mine.registered(), [std::process::id()]);
+        assert_eq!(mine.counts().launches, 7);
+        mine.set_gate(Gate::Drain);
+        assert_eq!(mine.answers(), Answers { live: 1, drained: 0, released: 0 });
+        let word = other.agent_unchecked().command_word();
+        other.job_unchecked().slot(slot).unwrap().report(SlotState::Drained, word);
+        assert_eq!(mine.answers(), Answers { live: 1, drained: 1, released: 0 });
+        mine.set_gate(Gate::Reset);
+        assert_eq!(mine.answers().drained, 0, "an answer to an older command does not count");
+    }
+
+    #[test]
+    fn the_dead_and_the_damaged_are_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("job");
+        let block = ControlBlock::create(&path, &Settings::default(), 0, None).unwrap();
+        let gone = Owner { pid: 4_000_000, start_ticks: 1 };
+        block.job_unchecked().claim(gone, own_pid_namespace()).unwrap();
+        assert_eq!(block.answers().live, 0);
+        assert!(block.registered().is_empty());
+        fs::write(path.join(AGENT_FILE), vec![0; AgentPart::BYTES]).unwrap();
+        let error = ControlBlock::open(&path).unwrap_err().to_string();
+        assert!(error.contains("magic") && error.contains("job"), "{error}");
+        let file = File::create(path.join(AGENT_FILE)).unwrap();
+        file.set_len(10).unwrap();
+        assert!(ControlBlock::open(&path).is_err(), "a short file is not mapped");
+    }
+}

@@ -1,0 +1,299 @@
+//! The keeper: one small process beside each workload, which starts it, waits for it, and stops it.
+//!
+//! It exists because the agent may die at any moment. The keeper then still knows how an online
+//! service ended (only a parent can), and stops offline work in the clean order. It stands outside
+//! the group of the workload and outside the agent's own control group, session and unit. When a
+//! keeper itself is killed, an online service goes on, an offline program gets SIGTERM from the
+//! kernel, and the agent ends what is left.
+//!
+//! SIGTERM to the keeper asks for a stop. One thread, one poll loop, no allocation that matters.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::control_block::ControlBlock;
+use crate::error::{AgentError, Result, file, system};
+use crate::launch::{self, Exit, Kind, Launch, Run, StopCause, WorkloadDir};
+use crate::logs;
+use crate::mps::control::MpsControl;
+use crate::process::{self, ProcessKey};
+use crate::stop::{Act, Sight, StopOrder};
+use crate::sys::{self, ChildSetup, Ended};
+
+/// First word that a keeper says when its workload runs.
+pub const STARTED: &str = "started";
+
+const TICK: Duration = Duration::from_millis(500);
+const STOP_TICK: Duration = Duration::from_millis(5);
+
+/// Runs a keeper: `dir` holds the workload's `launch.json`. Says `started PID` on `answer` once the
+/// workload runs, and returns when it is gone.
+pub fn run(dir: &Path, mut answer: impl Write) -> Result<()> {
+    let files = WorkloadDir::new(dir);
+    let path = files.launch_file();
+    let launch: Launch = launch::read(&path)?.ok_or_else(|| AgentError::Start {
+        workload: dir.display().to_string(),
+        reason: format!("{} is missing", path.display()),
+    })?;
+    let _lock = lock(&files, &launch)?;
+    let signals =
+        sys::signal_fd(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGCHLD, libc::SIGPIPE])
+            .map_err(system("watch signals"))?;
+    sys::become_subreaper().map_err(system("become the reaper of the workload"))?;
+    let agent = match launch.kind {
+        Kind::Offline => Some(launch.agent.open().map_err(system("watch the agent"))?),
+        Kind::Online => None,
+    };
+    let main = start(&files, &launch)?;
+    let run = Run {
+        boot_id: process::boot_id(),
+        keeper: ProcessKey::own(),
+        main,
+        started_at_s: launch::now_s(),
+    };
+    launch::write(&files.run_file(), &run)?;
+    // An agent that no longer listens is noticed by its handle, not here.
+    drop(writeln!(answer, "{STARTED} {}", main.pid));
+    drop(answer);
+    let mut keeper = Keeper { files, launch, main, agent, signals, ended: None };
+    let exit = keeper.watch();
+    launch::write(&keeper.files.exit_file(), &exit)?;
+    if let Err(error) = keeper.launch.group.remove() {
+        tracing::warn!(workload = keeper.launch.name, error = %error, "a control group is left");
+    }
+    Ok(())
+}
+
+fn lock(files: &WorkloadDir, launch: &Launch) -> Result<File> {
+    let path = files.lock_file();
+    let opened = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let opened = opened.map_err(file("open", &path))?;
+    if sys::try_lock(&opened).map_err(file("lock", &path))? {
+        return Ok(opened);
+    }
+    let pid = launch::read::<Run>(&files.run_file())?.map_or(0, |run| run.main.pid);
+    Err(AgentError::RunsAlready { workload: launch.name.clone(), pid })
+}
+
+fn start(files: &WorkloadDir, launch: &Launch) -> Result<ProcessKey> {
+    let failed = |reason: String| AgentError::Start { workload: launch.name.clone(), reason };
+    let (program, arguments) =
+        launch.argv.split_first().ok_or_else(|| failed("it has no program to run".into()))?;
+    let (groups, affinity) = launch.group.entrance()?;
+    let setup = ChildSetup {
+        groups,
+        affinity,
+        user: launch.user,
+        // When the keeper is killed, offline work is told to leave; the interposer drains it.
+        death_signal: (launch.kind == Kind::Offline).then_some(libc::SIGTERM),
+        new_session: true,
+    };
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env_clear()
+        .envs(&launch.env)
+        .current_dir(&launch.cwd)
+        .stdin(Stdio::null())
+        .stdout(logs::open(&files.log_file("stdout"))?)
+        .stderr(logs::open(&files.log_file("stderr"))?);
+    let child = sys::with_setup(&mut command, setup)
+        .spawn()
+        .map_err(|error| failed(format!("`{program}` in {}: {error}", launch.cwd.display())))?;
+    ProcessKey::of(child.id()).ok_or_else(|| failed("it was gone at once".into()))
+}
+
+struct Keeper {
+    files: WorkloadDir,
+    launch: Launch,
+    main: ProcessKey,
+    agent: Option<OwnedFd>,
+    signals: OwnedFd,
+    ended: Option<Ended>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Noticed {
+    Nothing,
+    StopAsked,
+    AgentGone,
+}
+
+impl Keeper {
+    fn watch(&mut self) -> Exit {
+        let mut stop = None;
+        while self.ended.is_none() && stop.is_none() {
+            stop = match self.look(TICK) {
+                Noticed::Nothing => None,
+                Noticed::StopAsked => Some(StopCause::Asked),
+                Noticed::AgentGone => Some(StopCause::AgentGone),
+            };
+            self.rotate_logs();
+        }
+        let steps = match (stop, self.launch.kind) {
+            (Some(_), Kind::Offline) => self.stop_offline(),
+            (Some(_), Kind::Online) => {
+                self.stop_online();
+                Vec::new()
+            }
+            (None, _) => Vec::new(),
+        };
+        // Whatever the program left running goes with it.
+        let oom = self.launch.group.oom_kills().is_some_and(|count| count > 0);
+        let all_gone = self.launch.group.kill_all(std::process::id(), Duration::from_secs(5));
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while self.ended.is_none() && Instant::now() < deadline {
+            self.look(STOP_TICK);
+        }
+        Exit { out_of_memory: oom, stop, steps, all_gone, ..Exit::of(self.ended) }
+    }
+
+    /// Waits for something to happen, and takes note of it.
+    fn look(&mut self, limit: Duration) -> Noticed {
+        let mut fds = vec![self.signals.as_raw_fd()];
+        fds.extend(self.agent.as_ref().map(AsRawFd::as_raw_fd));
+        let ready = sys::poll_readable(&fds, limit).unwrap_or_default();
+        let mut noticed = Noticed::Nothing;
+        while let Some((signal, _)) = sys::take_signal(self.signals.as_fd()) {
+            if signal == libc::SIGTERM {
+                noticed = Noticed::StopAsked;
+            }
+        }
+        while let Some((pid, ended)) = sys::reap_any() {
+            if pid == self.main.pid {
+                self.ended = Some(ended);
+            }
+        }
+        if ready.get(1) == Some(&true) && noticed == Noticed::Nothing {
+            noticed = Noticed::AgentGone;
+        }
+        noticed
+    }
+
+    fn rotate_logs(&self) {
+        for stream in ["stdout", "stderr"] {
+            if let Err(error) = logs::rotate(&self.files.log_file(stream), self.launch.logs) {
+                tracing::warn!(workload = self.launch.name, error = %error, "cannot rotate output");
+            }
+        }
+    }
+
+    fn stop_online(&mut self) {
+        let deadline = Instant::now() + Duration::from_millis(self.launch.online_grace_ms);
+        drop(sys::kill(self.main.pid, libc::SIGTERM));
+        while self.ended.is_none() && Instant::now() < deadline {
+            self.look(Duration::from_millis(20));
+        }
+    }
+
+    fn stop_offline(&mut self) -> Vec<crate::stop::StepTaken> {
+        let block = self.launch.control_dir.as_deref().and_then(|dir| {
+            ControlBlock::open(dir)
+                .inspect_err(
+                    |error| tracing::warn!(error = %error, "stopping without a control block"),
+                )
+                .ok()
+        });
+        let began = Instant::now();
+        let elapsed_ms = || u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let (mut order, first) = StopOrder::begin(self.launch.stop, 0);
+        let mut acts = vec![first];
+        loop {
+            for act in acts.drain(..) {
+                match act {
+                    Act::SetGate(gate) => {
+                        if let Some(block) = &block {
+                            block.set_gate(gate);
+                        }
+                    }
+                    Act::SignalProgram => drop(sys::kill(self.main.pid, libc::SIGTERM)),
+                    Act::TerminateClients => self.terminate_clients(block.as_ref()),
+                    Act::KillGroup => return order.taken().to_vec(),
+                }
+            }
+            // The agent may be gone: the job must not take its silence for a reason to stop early.
+            if let Some(block) = &block {
+                block.beat();
+            }
+            self.look(STOP_TICK);
+            self.agent = None;
+            let answers = block.as_ref().map(ControlBlock::answers);
+            let sight = Sight {
+                main_alive: self.ended.is_none(),
+                live: answers.map_or(0, |a| a.live),
+                drained: answers.map_or(0, |a| a.drained),
+                released: answers.map_or(0, |a| a.released),
+            };
+            acts = order.advance(elapsed_ms(), sight);
+        }
+    }
+
+    fn terminate_clients(&self, block: Option<&ControlBlock>) {
+        let Some((program, pipe_dir)) = &self.launch.mps else { return };
+        let limit = Duration::from_millis(self.launch.stop.terminate_ms.max(100));
+        let control = MpsControl::new(program.clone(), pipe_dir.clone(), limit);
+        let mine = block.map(ControlBlock::registered).unwrap_or_default();
+        match control.terminate_clients(&mine) {
+            Ok(cut) => tracing::info!(workload = self.launch.name, cut, "clients terminated"),
+            Err(error) => {
+                tracing::warn!(workload = self.launch.name, error = %error, "cannot terminate clients");
+            }
+        }
+    }
+}
+
+/// What a keeper said when it was started.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The workload runs as this process.
+    Started(u32),
+    /// It does not, for this reason.
+    Failed(String),
+}
+
+/// Reads the answer of a keeper, for at most `limit`.
+pub fn read_answer(mut from: impl Read + AsRawFd, limit: Duration) -> Answer {
+    let deadline = Instant::now() + limit;
+    let mut text = Vec::new();
+    let mut buffer = [0; 512];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let ready = sys::poll_readable(&[from.as_raw_fd()], left).unwrap_or_default();
+        if ready.first() != Some(&true) {
+            if left.is_zero() {
+                return Answer::Failed(format!("no answer within {} ms", limit.as_millis()));
+            }
+            continue;
+        }
+        match from.read(&mut buffer) {
+            Ok(0) | Err(_) => break,
+            Ok(count) => text.extend_from_slice(buffer.get(..count).unwrap_or_default()),
+        }
+        if text.contains(&b'\n') {
+            break;
+        }
+    }
+    let text = String::from_utf8_lossy(&text);
+    let line = text.trim();
+    let pid = line.strip_prefix(STARTED).and_then(|rest| rest.trim().parse().ok());
+    match pid {
+        Some(pid) => Answer::Started(pid),
+        None if line.is_empty() => Answer::Failed("the keeper left without a word".into()),
+        None => Answer::Failed(line.to_owned()),
+    }
+}
+
+/// What one of the agent's own children is started with: nothing of the agent's environment but
+/// what the loader needs.
+pub fn child_environment() -> BTreeMap<String, String> {
+    let keep = ["PATH", "LD_LIBRARY_PATH", "RUST_LOG", "RUST_BACKTRACE"];
+    crate::environment::passed(std::env::vars(), keep)
+}
+
+/// The program and arguments with which the agent starts its children.
+pub type ChildProgram = (PathBuf, Vec<String>);

@@ -1,0 +1,139 @@
+//! Which process is which: a process id alone is not a name, for ids are used again.
+//!
+//! A [`ProcessKey`] is an id with the start time that `/proc` tells, and it is only believed within
+//! one boot. All that the agent keeps of processes over its own restart is kept as such keys.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use serde::{Deserialize, Serialize};
+
+use crate::sys;
+
+/// One process, told apart from a later one with the same id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ProcessKey {
+    /// Its id.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+/// The part of `/proc/PID/stat` that the agent uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    /// One letter: `R`, `S`, `Z` and so on.
+    pub state: char,
+    /// Its parent.
+    pub parent: u32,
+    /// Time spent in user and kernel mode, in ticks.
+    pub cpu_ticks: u64,
+    /// When it started, in ticks since boot.
+    pub start_ticks: u64,
+}
+
+/// Reads the text of `/proc/PID/stat`. The name may contain anything, so fields are counted from
+/// its last closing bracket.
+pub fn parse_stat(text: &str) -> Option<Stat> {
+    let (_, rest) = text.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+    Some(Stat {
+        state: fields.first()?.chars().next()?,
+        parent: fields.get(1)?.parse().ok()?,
+        cpu_ticks: number(11)?.saturating_add(number(12)?),
+        start_ticks: number(19)?,
+    })
+}
+
+/// The stat of a process, if it is there.
+pub fn stat(pid: u32) -> Option<Stat> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+impl ProcessKey {
+    /// The key of a process that is there now.
+    pub fn of(pid: u32) -> Option<Self> {
+        Some(ProcessKey { pid, start_ticks: stat(pid)?.start_ticks })
+    }
+
+    /// This process.
+    pub fn own() -> Self {
+        let pid = std::process::id();
+        ProcessKey::of(pid).unwrap_or(ProcessKey { pid, start_ticks: 0 })
+    }
+
+    /// Whether this very process still runs. One that has ended and is not reaped does not.
+    pub fn is_alive(self) -> bool {
+        stat(self.pid).is_some_and(|s| s.start_ticks == self.start_ticks && s.state != 'Z')
+    }
+
+    /// A handle on this very process; fails when it is gone.
+    pub fn open(self) -> io::Result<OwnedFd> {
+        let handle = sys::pidfd_open(self.pid)?;
+        // The handle is on whoever had the id at that moment: look afterwards, then it is certain.
+        if self.is_alive() { Ok(handle) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
+    }
+}
+
+/// Names this boot: keys of another boot mean nothing.
+pub fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_default()
+}
+
+/// All processes below one, children before their own children.
+pub fn descendants(root: u32) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let parents: Vec<(u32, u32)> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(|pid| Some((pid, stat(pid)?.parent)))
+        .collect();
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        let children = parents.iter().filter(|(pid, p)| *p == parent && !found.contains(pid));
+        let children: Vec<u32> = children.map(|(pid, _)| *pid).collect();
+        found.extend(children);
+        next += 1;
+    }
+    found.remove(0);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_brackets_and_spaces_do_not_confuse() {
+        let text = "42 (a) b) c) S 7 42 42 0 -1 4194560 1 0 0 0 11 22 0 0 20 0 1 0 9876 1 2";
+        let stat = parse_stat(text).unwrap();
+        assert_eq!(stat, Stat { state: 'S', parent: 7, cpu_ticks: 33, start_ticks: 9876 });
+        assert_eq!(parse_stat("42 (x"), None);
+        assert_eq!(parse_stat("42 (x) S 1 2"), None);
+    }
+
+    #[test]
+    fn a_key_names_one_process_only() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let key = ProcessKey::of(child.id()).unwrap();
+        assert!(key.is_alive());
+        assert!(key.open().is_ok());
+        let later = ProcessKey { start_ticks: key.start_ticks + 1, ..key };
+        assert!(!later.is_alive(), "same id, another process");
+        assert!(later.open().is_err());
+        assert!(descendants(std::process::id()).contains(&child.id()));
+        child.kill().unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while key.is_alive() && std::time::Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        assert!(!key.is_alive(), "ended and not yet reaped is not alive");
+        child.wait().unwrap();
+        assert!(!key.is_alive());
+    }
+}

@@ -1,0 +1,284 @@
+//! Starting workloads through keepers, and finding them again after the agent has restarted.
+
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::cgroup::{Cgroups, Group, Limits, encode};
+use crate::error::{AgentError, Result, file};
+use crate::keeper::{self, Answer, ChildProgram};
+use crate::launch::{self, Exit, Kind, Launch, Run, WorkloadDir};
+use crate::process::{self, ProcessKey};
+use crate::sys::{self, ChildSetup};
+
+/// How long a keeper may take to start a workload.
+const START_LIMIT: Duration = Duration::from_secs(10);
+
+/// Starts and finds the workloads of one state directory.
+#[derive(Debug)]
+pub struct Runner {
+    dir: PathBuf,
+    cgroups: Cgroups,
+    child: ChildProgram,
+    keepers: Group,
+    _lock: fs::File,
+}
+
+/// A workload that runs.
+#[derive(Debug)]
+pub struct Running {
+    /// What it was started with.
+    pub launch: Launch,
+    /// Which processes it is.
+    pub run: Run,
+    files: WorkloadDir,
+    keeper: Option<OwnedFd>,
+    main: Option<OwnedFd>,
+    child: Option<Child>,
+}
+
+/// What was found of an earlier agent's workload.
+#[derive(Debug)]
+pub enum Found {
+    /// It runs.
+    Running(Box<Running>),
+    /// It ended while nobody looked.
+    Ended {
+        /// What it was.
+        launch: Box<Launch>,
+        /// How it ended.
+        exit: Exit,
+    },
+}
+
+impl Runner {
+    /// Takes the state directory for this agent alone.
+    pub fn open(dir: &Path, cgroups: Cgroups, child: ChildProgram) -> Result<Self> {
+        let workloads = dir.join("workloads");
+        fs::create_dir_all(&workloads).map_err(file("create", &workloads))?;
+        let path = dir.join("agent.lock");
+        let lock = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let lock = lock.map_err(file("open", &path))?;
+        if !sys::try_lock(&lock).map_err(file("lock", &path))? {
+            return Err(AgentError::AnotherAgent { path });
+        }
+        for lacking in cgroups.shortcomings() {
+            tracing::warn!("{lacking}");
+        }
+        let keepers = cgroups.create("keepers", &Limits::default())?;
+        Ok(Runner { dir: workloads, cgroups, child, keepers, _lock: lock })
+    }
+
+    /// The control groups in use.
+    pub fn cgroups(&self) -> &Cgroups {
+        &self.cgroups
+    }
+
+    fn files(&self, kind: Kind, name: &str) -> WorkloadDir {
+        WorkloadDir::new(self.dir.join(encode(&format!("{}-{name}", kind.as_str()))))
+    }
+
+    /// The control group of a workload.
+    pub fn group(&self, kind: Kind, name: &str, limits: &Limits) -> Result<Group> {
+        self.cgroups.create(&format!("{}-{name}", kind.as_str()), limits)
+    }
+
+    /// Starts a workload. Whatever ran under its name before must have ended.
+    pub fn start(&self, launch: Launch) -> Result<Running> {
+        let files = self.files(launch.kind, &launch.name);
+        if let Some(run) = launch::read::<Run>(&files.run_file())?
+            && is_this_boot(&run)
+            && run.main.is_alive()
+        {
+            return Err(AgentError::RunsAlready { workload: launch.name, pid: run.main.pid });
+        }
+        fs::create_dir_all(files.path()).map_err(file("create", files.path()))?;
+        for old in [files.run_file(), files.exit_file()] {
+            match fs::remove_file(&old) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(file("remove", &old)(error));
+                }
+                _ => {}
+            }
+        }
+        launch::write(&files.launch_file(), &launch)?;
+        let (mut child, answer) = self.start_keeper(&files)?;
+        match answer {
+            Answer::Started(_) => {
+                let run =
+                    launch::read::<Run>(&files.run_file())?.ok_or_else(|| AgentError::Start {
+                        workload: launch.name.clone(),
+                        reason: "its keeper left no run.json".into(),
+                    })?;
+                let mut running = Running::attach(launch, run, files);
+                running.child = Some(child);
+                Ok(running)
+            }
+            Answer::Failed(reason) => {
+                drop(child.kill());
+                drop(child.wait());
+                launch.group.kill_all(child.id(), Duration::from_secs(2));
+                drop(launch.group.remove());
+                drop(fs::remove_file(files.launch_file()));
+                Err(AgentError::Start { workload: launch.name, reason })
+            }
+        }
+    }
+
+    fn start_keeper(&self, files: &WorkloadDir) -> Result<(Child, Answer)> {
+        let (program, arguments) = &self.child;
+        let (groups, affinity) = self.keepers.entrance()?;
+        let setup =
+            ChildSetup { groups, affinity, user: None, death_signal: None, new_session: true };
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .arg("keep")
+            .arg(files.path())
+            .env_clear()
+            .envs(keeper::child_environment())
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(crate::logs::open(&files.log_file("keeper"))?);
+        let mut child =
+            sys::with_setup(&mut command, setup).spawn().map_err(file("start", program))?;
+        let answer = match child.stdout.take() {
+            Some(out) => keeper::read_answer(out, START_LIMIT),
+            None => Answer::Failed("it has no standard output".into()),
+        };
+        Ok((child, answer))
+    }
+
+    /// Looks for the workloads of an agent that is no more. What cannot be understood is left where
+    /// it is and told.
+    pub fn recover(&self) -> Result<(Vec<Found>, Vec<AgentError>)> {
+        let (mut found, mut troubles) = (Vec::new(), Vec::new());
+        let entries = fs::read_dir(&self.dir).map_err(file("read", &self.dir))?;
+        let mut dirs: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        dirs.sort();
+        for dir in dirs {
+            match recover_one(WorkloadDir::new(dir)) {
+                Ok(Some(one)) => found.push(one),
+                Ok(None) => {}
+                Err(error) => troubles.push(error),
+            }
+        }
+        Ok((found, troubles))
+    }
+
+    /// Forgets a workload that has ended: its directory goes.
+    pub fn forget(&self, kind: Kind, name: &str) -> Result<()> {
+        let files = self.files(kind, name);
+        fs::remove_dir_all(files.path()).map_err(file("remove", files.path()))
+    }
+}
+
+fn is_this_boot(run: &Run) -> bool {
+    run.boot_id == process::boot_id()
+}
+
+fn recover_one(files: WorkloadDir) -> Result<Option<Found>> {
+    let Some(launch) = launch::read::<Launch>(&files.launch_file())? else { return Ok(None) };
+    let run = launch::read::<Run>(&files.run_file())?;
+    if let Some(run) = run
+        && is_this_boot(&run)
+        && (run.main.is_alive() || run.keeper.is_alive())
+    {
+        return Ok(Some(Found::Running(Box::new(Running::attach(launch, run, files)))));
+    }
+    let exit = launch::read::<Exit>(&files.exit_file())?.unwrap_or_else(Exit::unknown);
+    Ok(Some(Found::Ended { launch: Box::new(launch), exit }))
+}
+
+impl Running {
+    fn attach(launch: Launch, run: Run, files: WorkloadDir) -> Self {
+        let keeper = run.keeper.open().ok();
+        let main = run.main.open().ok();
+        Running { launch, run, files, keeper, main, child: None }
+    }
+
+    /// The main process.
+    pub fn main(&self) -> ProcessKey {
+        self.run.main
+    }
+
+    /// All its processes.
+    pub fn processes(&self) -> Vec<u32> {
+        if self.launch.group.tracks() {
+            self.launch.group.processes()
+        } else {
+            let mut all = process::descendants(self.run.main.pid);
+            all.push(self.run.main.pid);
+            all
+        }
+    }
+
+    /// The file of its output, `stdout` or `stderr`.
+    pub fn log_file(&self, stream: &str) -> PathBuf {
+        self.files.log_file(stream)
+    }
+
+    /// How it ended, once it has. When its keeper was killed and it is offline, what is left of it
+    /// is ended here.
+    pub fn poll_exit(&mut self) -> Result<Option<Exit>> {
+        if let Some(child) = &mut self.child
+            && matches!(child.try_wait(), Ok(Some(_)))
+        {
+            self.child = None;
+        }
+        if self.keeper.as_ref().is_some_and(|_| self.run.keeper.is_alive()) {
+            return Ok(None);
+        }
+        if let Some(exit) = launch::read::<Exit>(&self.files.exit_file())? {
+            return Ok(Some(exit));
+        }
+        // Without a keeper. An online service goes on; its end will be seen, not its code.
+        if self.launch.kind == Kind::Online && self.run.main.is_alive() {
+            return Ok(None);
+        }
+        let all_gone = self.launch.group.kill_all(self.run.main.pid, Duration::from_secs(5));
+        drop(self.launch.group.remove());
+        let exit = Exit { all_gone, ..Exit::unknown() };
+        launch::write(&self.files.exit_file(), &exit)?;
+        Ok(Some(exit))
+    }
+
+    /// Asks for a stop and comes back at once.
+    pub fn ask_stop(&self) {
+        let asked = self
+            .keeper
+            .as_ref()
+            .is_some_and(|keeper| sys::pidfd_signal(keeper.as_fd(), libc::SIGTERM).is_ok());
+        if !asked && let Some(main) = &self.main {
+            drop(sys::pidfd_signal(main.as_fd(), libc::SIGTERM));
+        }
+    }
+
+    /// Waits until it has ended, for at most `limit`.
+    pub fn wait(&mut self, limit: Duration) -> Result<Option<Exit>> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(exit) = self.poll_exit()? {
+                return Ok(Some(exit));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let fd = self.keeper.as_ref().or(self.main.as_ref()).map(AsRawFd::as_raw_fd);
+            let step = left.min(Duration::from_millis(50));
+            match fd {
+                Some(fd) => drop(sys::poll_readable(&[fd], step)),
+                None => std::thread::sleep(step.min(Duration::from_millis(5))),
+            }
+        }
+    }
+
+    /// Kills all of it at once: the very last means, when its keeper does not do its work.
+    pub fn kill(&self) -> bool {
+        self.launch.group.kill_all(self.run.main.pid, Duration::from_secs(5))
+    }
+}
