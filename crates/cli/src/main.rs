@@ -4,6 +4,7 @@
 //! nothing here links `xcuda` or `emulated-gpu`: their exported symbols would end up in the program.
 
 mod cmd;
+mod table;
 
 use std::process::ExitCode;
 

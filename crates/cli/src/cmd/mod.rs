@@ -1,16 +1,22 @@
 //! One module per subcommand. Add a variant here and a file beside it.
 
+mod plan;
+
 use std::process::ExitCode;
 
 use clap::Subcommand;
 
 /// What the program can be asked to do.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {}
+pub(crate) enum Command {
+    Plan(plan::PlanArgs),
+}
 
 impl Command {
     /// Does it; the exit code is the answer where a command has one beside success and failure.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        match self {}
+        match self {
+            Command::Plan(args) => plan::run(args),
+        }
     }
 }
