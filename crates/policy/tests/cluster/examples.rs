@@ -1,8 +1,6 @@
 //! Cluster planning by example: what a plan must do, one small cluster each.
 
-mod cluster_support;
-
-use cluster_support::{SMS, Table, gpu, gpu_type, job, run, share, snapshot};
+use crate::support::{SMS, Table, gpu, gpu_type, job, run, share, snapshot};
 use muxflow_policy::cluster::{Finding, Parameters, Planner, explain, lint};
 use muxflow_types::{
     Bytes, Change, ClusterPlan, ClusterSnapshot, EvictionReason, HealthState, JobId, Micros,

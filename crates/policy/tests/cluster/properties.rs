@@ -1,9 +1,7 @@
 //! Cluster planning against brute force: on small random clusters, classes collapsed or not, the
 //! plan is worth as much as the best of all plans, passes its lint, and is the same every time.
 
-mod cluster_support;
-
-use cluster_support::{SMS, Table, gpu, gpu_type, job, run, share, snapshot};
+use crate::support::{SMS, Table, gpu, gpu_type, job, run, share, snapshot};
 use muxflow_policy::cluster::fit::{refusal, runs_here};
 use muxflow_policy::cluster::{Memory, Parameters, Planner, lint};
 use muxflow_types::{
