@@ -88,21 +88,22 @@ pub fn index_of(symbol: &[u8]) -> Option<usize> {
     DRIVER.binary_search_by(|row| row.symbol.as_bytes().cmp(symbol)).ok()
 }
 
+/// The places of all variants of a base name.
+pub fn variants(name: &[u8]) -> impl Iterator<Item = usize> {
+    let first = DRIVER.partition_point(|row| row.symbol.as_bytes() < name);
+    (first..DRIVER.len())
+        .take_while(move |&index| DRIVER[index].symbol.as_bytes().starts_with(name))
+        .filter(move |&index| DRIVER[index].base.as_bytes() == name)
+}
+
 /// What `cuGetProcAddress(name, version, per_thread)` resolves to: the newest variant that is not
 /// newer than `version`. A per-thread request falls back to the plain variant where there is no other.
 #[must_use]
 pub fn resolve(name: &[u8], version: u32, per_thread: bool) -> Option<usize> {
     let newest = |wanted: bool| {
-        let first = DRIVER.partition_point(|row| row.symbol.as_bytes() < name);
-        DRIVER[first..]
-            .iter()
-            .enumerate()
-            .take_while(|(_, row)| row.symbol.as_bytes().starts_with(name))
-            .filter(|(_, row)| {
-                row.base.as_bytes() == name && row.per_thread == wanted && row.since <= version
-            })
-            .max_by_key(|(_, row)| row.since)
-            .map(|(offset, _)| first + offset)
+        variants(name)
+            .filter(|&index| DRIVER[index].per_thread == wanted && DRIVER[index].since <= version)
+            .max_by_key(|&index| DRIVER[index].since)
     };
     if per_thread { newest(true).or_else(|| newest(false)) } else { newest(false) }
 }

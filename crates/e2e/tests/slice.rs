@@ -1,0 +1,266 @@
+//! Quota, gate, look-up and the safe side, over the stub driver.
+
+use std::time::{Duration, Instant};
+
+use muxflow_abi::control::{AgentPart, Gate, Limits, Settings};
+use muxflow_e2e::{Job, build, client, stub, stub_driver};
+
+fn lines(outcome: &muxflow_e2e::Outcome) -> Vec<&str> {
+    outcome.stdout.lines().collect()
+}
+
+/// The nanoseconds that a `launch` operation printed.
+fn launch_ns(line: &str) -> u64 {
+    let mut words = line.split(' ').skip(1);
+    assert_eq!(words.next(), Some("0"), "{line}");
+    words.next().and_then(|word| word.parse().ok()).expect("a time")
+}
+
+#[test]
+fn a_program_within_quota_runs_and_one_over_it_is_told_so() {
+    let job = Job::new(1 << 20);
+    let outcome = job.run(&[
+        "init",
+        "total",
+        "info0",
+        "alloc:0x80000",
+        "alloc:0x80001",
+        "info",
+        "free",
+        "info",
+    ]);
+    let expected = [
+        "init 0",
+        "total 0 1048576",
+        "info0 0",
+        "alloc 0",
+        "alloc 2",
+        "info 0 524288 1048576",
+        "free 0",
+        "info 0 1048576 1048576",
+    ];
+    assert_eq!(lines(&outcome), expected, "{}", outcome.stderr);
+    assert!(outcome.status.success());
+}
+
+#[test]
+fn every_way_to_look_up_leads_to_the_quota() {
+    for how in ["dlsym", "gpa", "default"] {
+        let job = Job::new(1 << 20);
+        let program = client("client", &[]);
+        let mut command = job.command(&program, stub_driver());
+        let outcome = command.env("LOOKUP", how).args(["init", "alloc:0x200000"]).output();
+        let outcome: muxflow_e2e::Outcome = outcome.expect("it runs").into();
+        assert_eq!(lines(&outcome), ["init 0", "alloc 2"], "{how}: {}", outcome.stderr);
+    }
+}
+
+#[test]
+fn as_a_stand_in_it_does_the_same() {
+    let job = Job::new(1 << 20);
+    let program = client("client", &[]);
+    let mut command = job.stand_in(&program, stub_driver());
+    let outcome =
+        command.args(["init", "alloc:0x80000", "alloc:0x80001", "launch:3", "table"]).output();
+    let outcome: muxflow_e2e::Outcome = outcome.expect("it runs").into();
+    let seen: Vec<_> = outcome.stdout.lines().map(|line| &line[..line.len().min(8)]).collect();
+    assert_eq!(
+        seen,
+        ["init 0", "alloc 0", "alloc 2", "launch 0", "table 0 "],
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
+fn export_tables_pass_untouched() {
+    let job = Job::new(1 << 20);
+    let outcome = job.run(&["table"]);
+    assert_eq!(lines(&outcome), ["table 0 32"]);
+}
+
+#[test]
+fn the_rate_holds_from_the_first_launch_on() {
+    let job = Job::new(1 << 20);
+    job.block.agent().set_limits(&Limits { rate_milli_per_s: 200_000, burst: 1, in_flight: 256 });
+    let outcome = job.run(&["init", "launch:40"]);
+    let took_ns = launch_ns(lines(&outcome)[1]);
+    assert!(took_ns > 180_000_000, "40 launches at 200 a second took {took_ns} ns");
+    assert!(took_ns < 600_000_000, "40 launches at 200 a second took {took_ns} ns");
+}
+
+#[test]
+fn at_most_one_extra_driver_call_per_sixteen_launches() {
+    let job = Job::new(1 << 20);
+    let outcome = job.run(&["init", "launch:16000", "beside"]);
+    let beside = lines(&outcome)[2].to_owned();
+    let numbers: Vec<u64> =
+        beside.split(' ').skip(1).map(|n| n.parse().expect("a number")).collect();
+    assert_eq!(numbers[1], 16_000, "every launch arrives");
+    assert!(numbers[0] <= 1_000, "{beside}");
+    assert!(numbers[0] >= 900, "the work in flight is followed: {beside}");
+}
+
+#[test]
+fn work_in_flight_is_bounded_by_words_and_by_events() {
+    for without in ["", "STUB_NO_WRITE_VALUE"] {
+        let job = Job::new(1 << 20);
+        let limits = Limits { rate_milli_per_s: u64::MAX, burst: 64, in_flight: 64 };
+        job.block.agent().set_limits(&limits);
+        let program = client("client", &[]);
+        let mut command = job.command(&program, stub_driver());
+        command.env("STUB_KERNEL_US", "500").args(["init", "launch:400", "sync"]);
+        if !without.is_empty() {
+            command.env(without, "1");
+        }
+        let outcome: muxflow_e2e::Outcome = command.output().expect("it runs").into();
+        let took_ns = launch_ns(lines(&outcome)[1]);
+        // 400 kernels of 0.5 ms; with 64 in flight at most, the last is launched after about 336.
+        assert!(took_ns > 130_000_000, "{without}: all 400 were queued within {took_ns} ns");
+        let counters = job.block.processes();
+        assert!(counters.iter().all(|c| c.overruns == 0), "{without}: progress was seen");
+    }
+}
+
+#[test]
+fn a_closed_gate_holds_and_an_opened_one_lets_go() {
+    let job = Job::new(1 << 20);
+    job.block.command(Gate::Closed);
+    let mut child = job.spawn(&["init", "launch:5", "ready"]);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(child.try_wait().expect("a status").is_none(), "it waits at the gate");
+    job.block.command(Gate::Open);
+    let outcome: muxflow_e2e::Outcome = child.wait_with_output().expect("it ends").into();
+    assert!(launch_ns(lines(&outcome)[1]) > 200_000_000);
+    assert!(outcome.status.success());
+}
+
+#[test]
+fn launches_into_a_capture_are_neither_gated_nor_counted() {
+    let job = Job::new(1 << 20);
+    job.block.agent().set_limits(&Limits { rate_milli_per_s: 0, burst: 1, in_flight: 1 });
+    let outcome = job.run(&["init", "capture:0", "launch:1000", "endcapture:0", "beside"]);
+    assert!(outcome.status.success(), "{}", outcome.stderr);
+    assert_eq!(lines(&outcome)[4], "beside 0 1000", "and nothing was called beside");
+}
+
+#[test]
+fn launches_are_counted_exactly() {
+    let job = Job::new(1 << 20);
+    let mut child = job.spawn(&["init", "launch:12345", "sleep:150", "ready", "sleep:10000"]);
+    let mut launches = 0;
+    let until = Instant::now() + Duration::from_secs(5);
+    while launches != 12_345 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+        launches = job.block.processes().iter().map(|c| c.launches).sum();
+    }
+    assert_eq!(launches, 12_345);
+    let rhythm: u32 = job.block.processes()[0].rhythm.iter().sum();
+    assert_eq!(rhythm, 12_345);
+    child.kill().expect("it dies");
+    child.wait().expect("it is gone");
+}
+
+#[test]
+fn a_symbol_that_the_driver_lacks_stays_missing() {
+    let job = Job::new(1 << 20);
+    let old = stub("stub-old", &["cuMemAllocAsync", "cuMemAllocAsync_ptsz"]);
+    let program = client("missing", &[]);
+    let outcome: muxflow_e2e::Outcome =
+        job.command(&program, &old).output().expect("it runs").into();
+    assert_eq!(
+        lines(&outcome),
+        ["dlsym no", "default no", "gpa no 1", "nonsense no 1", "empty no 1"],
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
+fn both_versions_of_dlsym_are_caught_and_foreign_lookups_pass() {
+    let job = Job::new(1 << 20);
+    let program = client("versions", &[]);
+    let outcome: muxflow_e2e::Outcome =
+        job.command(&program, stub_driver()).output().expect("it runs").into();
+    assert_eq!(lines(&outcome), ["old 2", "new 2", "next ok", "own ok"], "{}", outcome.stderr);
+}
+
+// ---- the safe side ----
+
+fn refused(outcome: &muxflow_e2e::Outcome, reason: &str) {
+    assert_eq!(&lines(outcome)[..2], ["init 0", "alloc 2"], "{}", outcome.stderr);
+    assert!(lines(outcome)[2].starts_with("launch 802"), "{}", outcome.stdout);
+    assert_eq!(outcome.stderr.matches("muxflow-xcuda").count(), 1, "said once: {}", outcome.stderr);
+    assert!(outcome.stderr.contains(reason), "{}", outcome.stderr);
+}
+
+const TRIES: [&str; 5] = ["init", "alloc:512", "launch:1", "alloc:512", "launch:1"];
+
+#[test]
+fn without_a_good_control_block_everything_is_refused_and_the_reason_said_once() {
+    let job = Job::new(1 << 20);
+    let program = client("client", &[]);
+    let mut command = job.command(&program, stub_driver());
+    command.env_remove("MUXFLOW_CONTROL").args(TRIES);
+    refused(&command.output().expect("it runs").into(), "MUXFLOW_CONTROL is not set");
+
+    type Damage = fn(&std::path::Path);
+    let damages: [(Damage, &str); 6] = [
+        (|dir| std::fs::remove_file(dir.join("agent")).expect("removed"), "errno 2"),
+        (|dir| truncate(&dir.join("agent"), 100), "truncated: 100 of"),
+        (|dir| truncate(&dir.join("job"), 0), "truncated: 0 of"),
+        (|dir| write_at(&dir.join("agent"), 8, &[9]), "version 9"),
+        (|dir| write_at(&dir.join("agent"), 0, &[0xa5; AgentPart::BYTES]), "wrong magic"),
+        (|dir| write_at(&dir.join("job"), 24, &[1, 2, 3]), "checksum"),
+    ];
+    for (damage, reason) in damages {
+        let job = Job::new(1 << 20);
+        damage(job.block.directory());
+        refused(&job.run(&TRIES), reason);
+    }
+}
+
+fn truncate(path: &std::path::Path, bytes: u64) {
+    let file = std::fs::OpenOptions::new().write(true).open(path).expect("it is there");
+    file.set_len(bytes).expect("it can be cut");
+}
+
+fn write_at(path: &std::path::Path, at: u64, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::OpenOptions::new().write(true).open(path).expect("it is there");
+    file.write_all_at(bytes, at).expect("it can be written");
+}
+
+#[test]
+fn when_the_agent_dies_launches_slow_down_then_stop_and_the_process_ends() {
+    let settings = Settings { slow_after_ms: 200, stop_after_ms: 600, ..Settings::default() };
+    let mut job = Job::with(1 << 20, &settings);
+    let program = client("client", &[]);
+    let mut command = job.command(&program, stub_driver());
+    command.env("MUXFLOW_ABANDONED_MS", "500").args(["init", "forever"]);
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let child = command.spawn().expect("it starts");
+    std::thread::sleep(Duration::from_millis(300));
+    job.stop_beating();
+    let outcome: muxflow_e2e::Outcome = child.wait_with_output().expect("it ends").into();
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(outcome.status.signal(), Some(libc::SIGTERM), "{}", outcome.stderr);
+    for said in ["the agent is late", "the agent is gone", "did not come back"] {
+        assert_eq!(outcome.stderr.matches(said).count(), 1, "{said}: {}", outcome.stderr);
+    }
+    assert!(job.stub_log().contains("destroy"), "contexts were released: {}", job.stub_log());
+}
+
+#[test]
+fn it_needs_no_new_glibc() {
+    let output = std::process::Command::new("objdump").arg("-T").arg(build::xcuda()).output();
+    let text =
+        String::from_utf8(output.expect("objdump (binutils) is needed").stdout).expect("text");
+    let newest = text
+        .split("GLIBC_2.")
+        .skip(1)
+        .filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u32>().ok())
+        .max();
+    assert!(newest <= Some(28), "needs glibc 2.{newest:?}");
+    assert!(newest.is_some());
+}

@@ -1,0 +1,229 @@
+//! Work in flight: how many launches the device has not finished.
+//!
+//! After every few launches into a stream a mark follows them: the stream writes the number of
+//! launches so far into a word of host memory (`cuStreamWriteValue32`). That is one driver call per mark,
+//! and none to read it. Where the driver cannot do that, the mark is an event, recorded half as often
+//! because it must be asked for too. A word belongs to one thread and one stream, so it only grows.
+
+use core::ffi::{c_uint, c_void};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use muxflow_abi::cuda::result::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
+use muxflow_abi::cuda::{
+    CU_EVENT_DISABLE_TIMING, CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE,
+    CUdeviceptr, CUevent, CUstream,
+};
+
+use crate::record::{self, ENTRIES, Entry, RECORDS, Record};
+use crate::{capture, sys};
+
+/// Launches between marks by words, and between marks by events.
+pub(crate) const MARK: u32 = 16;
+const MARK_EVENT: u32 = 32;
+
+/// How marks are made.
+mod mode {
+    pub(super) const UNKNOWN: u32 = 0;
+    pub(super) const WORDS: u32 = 1;
+    pub(super) const EVENTS: u32 = 2;
+    pub(super) const NONE: u32 = 3;
+}
+
+static MODE: AtomicU32 = AtomicU32::new(mode::UNKNOWN);
+/// Grows when a context goes: marks in it will never be reached.
+static EPOCH: AtomicU32 = AtomicU32::new(1);
+static WORDS: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+static DEVICE_WORDS: AtomicU64 = AtomicU64::new(0);
+
+const WORDS_BYTES: usize = (RECORDS * ENTRIES * size_of::<u32>()).next_multiple_of(4096);
+
+/// A context of this process is gone: what was in flight there is no more.
+pub(crate) fn context_lost() {
+    EPOCH.fetch_add(1, Ordering::AcqRel);
+    MODE.store(mode::UNKNOWN, Ordering::Release);
+}
+
+/// Launches between marks in the present mode.
+pub(crate) fn mark_every() -> u32 {
+    if MODE.load(Ordering::Relaxed) == mode::EVENTS { MARK_EVENT } else { MARK }
+}
+
+/// Finds out how marks can be made. Called where a context is current.
+#[cold]
+fn prepare() {
+    let mut words = WORDS.load(Ordering::Acquire);
+    if words.is_null() {
+        words = sys::map_private(WORDS_BYTES).cast();
+        WORDS.store(words, Ordering::Release);
+    }
+    if words.is_null() {
+        MODE.store(mode::NONE, Ordering::Release);
+        return;
+    }
+    let flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+    let memory = words.cast::<c_void>();
+    let mut address: CUdeviceptr = 0;
+    let place = &raw mut address;
+    let usable = capture::relaxed(|| {
+        driver!(cuMemHostRegister_v2(
+            memory => *mut c_void,
+            WORDS_BYTES => usize,
+            flags => c_uint,
+        ));
+        let found = driver!(cuMemHostGetDevicePointer_v2(
+            place => *mut CUdeviceptr,
+            memory => *mut c_void,
+            0 => c_uint,
+        ));
+        found == CUDA_SUCCESS
+            && !crate::real::function(crate::table::index::cuStreamWriteValue32_v2).is_null()
+    });
+    DEVICE_WORDS.store(address, Ordering::Relaxed);
+    MODE.store(if usable { mode::WORDS } else { mode::EVENTS }, Ordering::Release);
+}
+
+fn word(record: &Record, entry: usize) -> Option<&'static AtomicU32> {
+    let words = WORDS.load(Ordering::Acquire);
+    if words.is_null() {
+        return None;
+    }
+    // SAFETY: within the mapped words; never unmapped.
+    Some(unsafe { &*words.add(record::index_of(record) * ENTRIES + entry) })
+}
+
+/// The entry of a stream in a thread's record: known, free, or idle and so free to take. When all
+/// are busy, the launches go uncounted into the last one looked at.
+pub(crate) fn entry_of(record: &Record, stream: usize) -> usize {
+    let epoch = EPOCH.load(Ordering::Acquire);
+    if record.epoch.swap(epoch, Ordering::Relaxed) != epoch {
+        for (index, entry) in record.entries.iter().enumerate() {
+            entry.stream.store(0, Ordering::Relaxed);
+            entry.pending.store(0, Ordering::Relaxed);
+            entry.event.store(0, Ordering::Relaxed);
+            let word = word(record, index).map_or(0, |word| word.load(Ordering::Relaxed));
+            entry.marked.store(word, Ordering::Relaxed);
+        }
+    }
+    let wanted = stream + 1;
+    let known = |entry: &Entry| entry.stream.load(Ordering::Relaxed) == wanted;
+    if let Some(index) = record.entries.iter().position(known) {
+        return index;
+    }
+    let free = record.entries.iter().position(|entry| entry.stream.load(Ordering::Relaxed) == 0);
+    let index = free
+        .or_else(|| (0..ENTRIES).find(|&index| is_idle(record, index)))
+        .unwrap_or(stream / 64 % ENTRIES);
+    record.entries[index].stream.store(wanted, Ordering::Relaxed);
+    index
+}
+
+fn is_idle(record: &Record, index: usize) -> bool {
+    record.entries[index].pending.load(Ordering::Relaxed) == 0 && outstanding(record, index) == 0
+}
+
+/// Launches of an entry that are marked and not finished.
+fn outstanding(record: &Record, index: usize) -> u64 {
+    let done = word(record, index).map_or(0, |word| word.load(Ordering::Acquire));
+    let marked = record.entries[index].marked.load(Ordering::Relaxed).wrapping_sub(done);
+    // A word ahead of its mark is of an older owner of the entry: nothing is outstanding.
+    if marked > u32::MAX / 2 { 0 } else { marked.into() }
+}
+
+/// Launches in flight in the whole process, as far as they are marked. What other threads have
+/// not marked yet (fewer than a mark's worth for each stream) is not known to be in flight.
+pub(crate) fn total() -> u64 {
+    let epoch = EPOCH.load(Ordering::Relaxed);
+    let living = record::all().iter().filter(|record| {
+        record.tid.load(Ordering::Relaxed) != 0 && record.epoch.load(Ordering::Relaxed) == epoch
+    });
+    living
+        .flat_map(|record| (0..ENTRIES).map(move |index| (record, index)))
+        .filter(|(record, index)| record.entries[*index].stream.load(Ordering::Relaxed) != 0)
+        .map(|(record, index)| outstanding(record, index))
+        .sum()
+}
+
+/// Launches of this thread that have no mark behind them yet.
+pub(crate) fn unmarked(record: &Record) -> u64 {
+    record.entries.iter().map(|entry| u64::from(entry.pending.load(Ordering::Relaxed))).sum()
+}
+
+/// Marks everything that this thread has launched, so that its end can be seen.
+pub(crate) fn mark_all(record: &Record) {
+    for (index, entry) in record.entries.iter().enumerate() {
+        let used = entry.stream.load(Ordering::Relaxed) != 0;
+        if used && entry.pending.load(Ordering::Relaxed) > 0 {
+            mark(record, index);
+        }
+    }
+}
+
+/// Puts a mark behind what this thread has launched into a stream.
+pub(crate) fn mark(record: &Record, index: usize) {
+    let entry = &record.entries[index];
+    let stream = (entry.stream.load(Ordering::Relaxed) - 1) as CUstream;
+    let pending = entry.pending.load(Ordering::Relaxed);
+    if MODE.load(Ordering::Acquire) == mode::UNKNOWN {
+        prepare();
+    }
+    let reached = entry.marked.load(Ordering::Relaxed).wrapping_add(pending);
+    match MODE.load(Ordering::Acquire) {
+        mode::WORDS => {
+            let offset = (record::index_of(record) * ENTRIES + index) * size_of::<u32>();
+            let address = DEVICE_WORDS.load(Ordering::Relaxed) + offset as u64;
+            let written = driver!(cuStreamWriteValue32_v2(
+                stream => CUstream,
+                address => CUdeviceptr,
+                reached => u32,
+                0 => c_uint,
+            ));
+            if written == CUDA_SUCCESS {
+                entry.marked.store(reached, Ordering::Relaxed);
+                entry.pending.store(0, Ordering::Relaxed);
+            } else {
+                MODE.store(mode::EVENTS, Ordering::Release);
+            }
+        }
+        mode::EVENTS => mark_by_event(entry, stream, reached),
+        _ => entry.pending.store(0, Ordering::Relaxed),
+    }
+}
+
+fn mark_by_event(entry: &Entry, stream: CUstream, reached: u32) {
+    let mut event = entry.event.load(Ordering::Relaxed) as CUevent;
+    if event.is_null() {
+        let place = &raw mut event;
+        let made = capture::relaxed(
+            || driver!(cuEventCreate(place => *mut CUevent, CU_EVENT_DISABLE_TIMING => c_uint)),
+        );
+        if made != CUDA_SUCCESS {
+            MODE.store(mode::NONE, Ordering::Release);
+            return;
+        }
+        entry.event.store(event as usize, Ordering::Relaxed);
+    }
+    if driver!(cuEventRecord(event => CUevent, stream => CUstream)) == CUDA_SUCCESS {
+        entry.marked.store(reached, Ordering::Relaxed);
+        entry.pending.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Looks whether marks by events were reached. Marks by words need no looking.
+pub(crate) fn poll(record: &Record) {
+    if MODE.load(Ordering::Relaxed) != mode::EVENTS {
+        return;
+    }
+    for (index, entry) in record.entries.iter().enumerate() {
+        let event = entry.event.load(Ordering::Relaxed) as CUevent;
+        let Some(word) = word(record, index) else { return };
+        let marked = entry.marked.load(Ordering::Relaxed);
+        if event.is_null() || word.load(Ordering::Relaxed) == marked {
+            continue;
+        }
+        let ask = || driver!(cuEventQuery(event => CUevent));
+        let answer = if capture::any() { capture::relaxed(ask) } else { ask() };
+        if answer != CUDA_ERROR_NOT_READY {
+            word.store(marked, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! The launch gate. A launch passes at once while its thread has launches left; otherwise it takes
+//! the slow path, where the agent's command, the heartbeat, the rate and the work in flight are looked at.
+//!
+//! No lock and no allocation on either path. Waiting is always for something that comes from outside
+//! this process (the agent, the clock) or, for work in flight, bounded: work that makes no progress may
+//! be waiting for something that this very thread does next.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use muxflow_abi::control::rhythm;
+use muxflow_abi::control::{Gate, Settings};
+use muxflow_abi::cuda::result::{CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_SYSTEM_NOT_READY};
+use muxflow_abi::cuda::{CUresult, CUstream};
+
+use crate::process::{self, Control};
+use crate::record::{self, Record};
+use crate::worker::{self, Phase};
+use crate::{capture, flight, sys};
+
+/// Not zero: launches take the slow path (a capture is going on, or the process is stopping).
+static ATTENTION: AtomicU32 = AtomicU32::new(0);
+
+/// Longest time that a launch waits for work in flight of which nothing gets done.
+const NO_PROGRESS_NS: u64 = 200_000_000;
+/// How often a closed gate is looked at.
+const LOOK_NS: u64 = 500_000;
+/// What a launch waits at least while the heartbeat is late.
+const SLOW_NS: u64 = 10_000_000;
+
+/// Recomputes whether the fast path may be taken.
+pub(crate) fn attend() {
+    let busy = capture::any() || worker::phase() != Phase::Running;
+    ATTENTION.store(u32::from(busy), Ordering::Release);
+}
+
+/// How a launch may go ahead.
+enum Pass {
+    Go,
+    /// One at a time: wait for it before the next.
+    Alone,
+    Refused(CUresult),
+}
+
+/// Lets one kernel launch through, in its turn.
+#[inline(always)]
+pub(crate) fn pass(
+    function: usize,
+    stream: CUstream,
+    launch: impl FnOnce() -> CUresult,
+) -> CUresult {
+    // SAFETY: null, or this thread's record, which lives for ever.
+    if let Some(record) = unsafe { record::mine().as_ref() }
+        && let Some(agent) = process::agent()
+    {
+        let left = record.left.load(Ordering::Relaxed);
+        let calm = agent.command_word() & 0xff == Gate::Open as u32
+            && ATTENTION.load(Ordering::Relaxed) == 0
+            && record.stream.load(Ordering::Relaxed) == stream as usize + 1;
+        if calm && left > 0 {
+            record.left.store(left - 1, Ordering::Relaxed);
+            count(record, function);
+            return launch();
+        }
+    }
+    pass_slowly(function, stream, 1, launch)
+}
+
+/// Lets work of some cost through: always by the slow path.
+pub(crate) fn pass_slowly(
+    function: usize,
+    stream: CUstream,
+    cost: u64,
+    launch: impl FnOnce() -> CUresult,
+) -> CUresult {
+    match slow(function, stream, cost) {
+        Pass::Go => launch(),
+        Pass::Alone => {
+            let result = launch();
+            driver!(cuStreamSynchronize(stream => CUstream));
+            result
+        }
+        Pass::Refused(result) => result,
+    }
+}
+
+/// Notes a launch of a kernel; threads may overwrite each other's, which a statistic can bear.
+#[inline(always)]
+fn count(record: &Record, function: usize) {
+    let rhythm = record.rhythm.load(Ordering::Relaxed);
+    if !rhythm.is_null() {
+        // SAFETY: BUCKETS counters of this process's slot, mapped for good.
+        let bucket = unsafe { &*rhythm.add(rhythm::bucket(function)) };
+        bucket.store(bucket.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn slow(function: usize, stream: CUstream, cost: u64) -> Pass {
+    let Some(control) = process::control() else {
+        return Pass::Refused(CUDA_ERROR_SYSTEM_NOT_READY);
+    };
+    if capture::is_capturing(stream) {
+        return Pass::Go;
+    }
+    worker::ensure();
+    let entered_ns = sys::now_ns();
+    let pass = wait_for_turn(&control, stream, cost);
+    if let Some(mine) = control.mine() {
+        let waited_ns = sys::now_ns().saturating_sub(entered_ns);
+        // Looking takes a microsecond or two; that is overhead, not delay.
+        if waited_ns > 10_000 {
+            mine.delayed_ns.fetch_add(waited_ns, Ordering::Relaxed);
+        }
+        if mine.first_launch_ns.load(Ordering::Relaxed) == 0 {
+            mine.first_launch_ns.store(entered_ns, Ordering::Relaxed);
+        }
+        mine.last_launch_ns.store(entered_ns, Ordering::Relaxed);
+    }
+    if let (Pass::Go | Pass::Alone, Some(record)) = (&pass, record::claim()) {
+        if record.rhythm.load(Ordering::Relaxed).is_null()
+            && let Some(mine) = control.mine()
+        {
+            record.rhythm.store(mine.rhythm.as_ptr().cast_mut(), Ordering::Relaxed);
+        }
+        count(record, function);
+    }
+    pass
+}
+
+fn wait_for_turn(control: &Control, stream: CUstream, cost: u64) -> Pass {
+    let Some(record) = record::claim() else { return wait_unrecorded(control, cost) };
+    flush(record);
+    loop {
+        match command(control) {
+            Now::Wait(ns) => sys::sleep_ns(ns),
+            Now::Alone => {
+                record.launched.fetch_add(cost, Ordering::Relaxed);
+                return Pass::Alone;
+            }
+            Now::Refuse(result) => return Pass::Refused(result),
+            Now::Go => break,
+        }
+    }
+    let limits = control.agent.limits();
+    // Paid in advance for a hundredth of a second at most, so that slow rates stay even.
+    let batch = (limits.rate_milli_per_s / 100_000).clamp(1, u64::from(flight::MARK));
+    let wanted = batch.max(cost);
+    let credit = record.credit.load(Ordering::Relaxed).max(0).cast_unsigned();
+    let mut paid = credit;
+    if credit < cost {
+        match buy(control, wanted, limits.rate_milli_per_s, limits.burst) {
+            Some(refused) => return refused,
+            None => paid = credit + wanted,
+        }
+    }
+    let index = flight::entry_of(record, stream as usize);
+    let every = mark_every(limits.in_flight);
+    bound_in_flight(control, record, index, every, limits.in_flight);
+    let entry = &record.entries[index];
+    let cost32 = u32::try_from(cost).unwrap_or(u32::MAX / 4);
+    let pending = entry.pending.load(Ordering::Relaxed).saturating_add(cost32);
+    entry.pending.store(pending, Ordering::Relaxed);
+    record.launched.fetch_add(cost, Ordering::Relaxed);
+    paid -= cost.min(paid);
+    let more = paid.min(u64::from(every.saturating_sub(pending)));
+    record.credit.store(paid.cast_signed(), Ordering::Relaxed);
+    record.granted.store(more.cast_signed(), Ordering::Relaxed);
+    record.left.store(more.cast_signed(), Ordering::Relaxed);
+    record.current.store(index, Ordering::Relaxed);
+    record.stream.store(stream as usize + 1, Ordering::Relaxed);
+    Pass::Go
+}
+
+/// Books the launches that the fast path has made since the last look.
+fn flush(record: &Record) {
+    let granted = record.granted.swap(0, Ordering::Relaxed);
+    let used = (granted - record.left.swap(0, Ordering::Relaxed)).max(0);
+    if used == 0 {
+        return;
+    }
+    record.launched.fetch_add(used.cast_unsigned(), Ordering::Relaxed);
+    record.credit.fetch_sub(used, Ordering::Relaxed);
+    if let Some(entry) = record.entries.get(record.current.load(Ordering::Relaxed)) {
+        entry.pending.fetch_add(u32::try_from(used).unwrap_or(0), Ordering::Relaxed);
+    }
+}
+
+/// Marks are as rare as they may be, and as frequent as a small bound needs.
+fn mark_every(in_flight: u64) -> u32 {
+    let half = u32::try_from(in_flight / 2).unwrap_or(u32::MAX);
+    half.clamp(1, flight::mark_every())
+}
+
+enum Now {
+    Go,
+    Alone,
+    Wait(u64),
+    Refuse(CUresult),
+}
+
+/// What the agent, the heartbeat and the state of this process say.
+fn command(control: &Control) -> Now {
+    match worker::phase() {
+        Phase::Running => {}
+        Phase::Draining => return Now::Wait(LOOK_NS),
+        Phase::Checkpoint => return Now::Alone,
+        Phase::Releasing | Phase::Released => return Now::Refuse(CUDA_ERROR_CONTEXT_IS_DESTROYED),
+    }
+    match Gate::from_word(control.agent.command_word()) {
+        Gate::Open => {}
+        Gate::Closed | Gate::Frozen | Gate::Drain => {
+            return heartbeat(control).unwrap_or(Now::Wait(LOOK_NS));
+        }
+        Gate::Checkpoint => return Now::Alone,
+        Gate::Reset => return Now::Refuse(CUDA_ERROR_CONTEXT_IS_DESTROYED),
+    }
+    heartbeat(control).unwrap_or(Now::Go)
+}
+
+/// Late: slow. Later: stop. The worker ends the process when it stays away.
+fn heartbeat(control: &Control) -> Option<Now> {
+    static SAID_SLOW: AtomicU32 = AtomicU32::new(0);
+    static SAID_STOP: AtomicU32 = AtomicU32::new(0);
+    let Settings { slow_after_ms, stop_after_ms, .. } = control.agent.settings();
+    let age_ms = control.agent.heartbeat_age_ms(sys::now_ns());
+    if age_ms > stop_after_ms {
+        sys::say_once(&SAID_STOP, "the agent is gone: kernel launches stop until it is back");
+        return Some(Now::Wait(SLOW_NS));
+    }
+    if age_ms > slow_after_ms {
+        sys::say_once(&SAID_SLOW, "the agent is late: kernel launches are slowed down");
+        sys::sleep_ns(SLOW_NS);
+    }
+    None
+}
+
+/// Takes launches out of the job's bucket, waiting as long as that takes.
+fn buy(control: &Control, cost: u64, rate_milli_per_s: u64, burst: u64) -> Option<Pass> {
+    let (mut rate, mut burst) = (rate_milli_per_s, burst);
+    loop {
+        let wait_ns = control.job.take(sys::now_ns(), cost, rate, burst);
+        if wait_ns == 0 {
+            return None;
+        }
+        sys::sleep_ns(wait_ns.min(2_000_000));
+        loop {
+            match command(control) {
+                Now::Go => break,
+                Now::Alone => return Some(Pass::Alone),
+                Now::Refuse(result) => return Some(Pass::Refused(result)),
+                Now::Wait(ns) => sys::sleep_ns(ns),
+            }
+        }
+        let limits = control.agent.limits();
+        (rate, burst) = (limits.rate_milli_per_s, limits.burst);
+    }
+}
+
+/// Marks what is due, and waits while too much is in flight.
+fn bound_in_flight(control: &Control, record: &Record, index: usize, every: u32, limit: u64) {
+    flight::poll(record);
+    if record.entries[index].pending.load(Ordering::Relaxed) >= every {
+        flight::mark(record, index);
+    }
+    let every = u64::from(every);
+    let known = || flight::total() + flight::unmarked(record);
+    let mut in_flight = known();
+    if in_flight + every <= limit {
+        return;
+    }
+    let mut moved_ns = sys::now_ns();
+    let (started_ns, started) = (moved_ns, in_flight);
+    let mut pause_ns = 5_000;
+    while in_flight + every > limit && flight::total() > 0 {
+        sys::sleep_ns(pause_ns);
+        pause_ns = (pause_ns * 2).min(200_000);
+        flight::poll(record);
+        let (now_ns, left) = (sys::now_ns(), known());
+        if left < in_flight {
+            moved_ns = now_ns;
+            pause_ns = 5_000;
+        } else if now_ns.saturating_sub(moved_ns) > NO_PROGRESS_NS {
+            if let Some(mine) = control.mine() {
+                mine.overruns.fetch_add(1, Ordering::Relaxed);
+            }
+            break;
+        }
+        in_flight = left;
+    }
+    if in_flight + every > limit && flight::total() == 0 {
+        // Only unmarked launches are left: see them end before more follow.
+        flight::mark_all(record);
+    }
+    if let Some(mine) = control.mine()
+        && started > in_flight
+    {
+        // The pipe was full all the while, so this is what one kernel takes.
+        let each_ns = sys::now_ns().saturating_sub(started_ns) / (started - in_flight);
+        let old_ns = mine.ns_per_launch.load(Ordering::Relaxed);
+        let new_ns = if old_ns == 0 { each_ns } else { (old_ns * 7 + each_ns) / 8 };
+        mine.ns_per_launch.store(new_ns, Ordering::Relaxed);
+    }
+}
+
+/// A thread too many to have a record: paid and commanded like the others, launch by launch.
+fn wait_unrecorded(control: &Control, cost: u64) -> Pass {
+    loop {
+        match command(control) {
+            Now::Wait(ns) => sys::sleep_ns(ns),
+            Now::Alone => return Pass::Alone,
+            Now::Refuse(result) => return Pass::Refused(result),
+            Now::Go => break,
+        }
+    }
+    let limits = control.agent.limits();
+    buy(control, cost, limits.rate_milli_per_s, limits.burst).unwrap_or(Pass::Alone)
+}

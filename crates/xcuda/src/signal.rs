@@ -1,0 +1,236 @@
+//! SIGINT, SIGTERM and SIGABRT. Once the process has a context, the kernel calls our handler for
+//! them; what the program sets with `sigaction` or `signal` is kept aside and called from there, so that
+//! it does not matter who came first.
+//!
+//! The handler itself only sets flags, waits on a futex and chains: everything else is done by the
+//! worker ([`crate::worker`]).
+
+use core::cell::UnsafeCell;
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
+
+use crate::{context, elf, exit, sys, worker};
+
+type Action = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+
+const SIGNALS: [c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGABRT];
+
+/// What the program wants done about one signal.
+struct Wanted {
+    handler: AtomicUsize,
+    flags: AtomicI32,
+    /// The whole of it, to be given back; guarded by [`BUSY`], never touched in a handler.
+    whole: UnsafeCell<core::mem::MaybeUninit<libc::sigaction>>,
+}
+
+// SAFETY: the cell is only used while BUSY is held.
+unsafe impl Sync for Wanted {}
+
+static WANTED: [Wanted; 3] = [const {
+    Wanted {
+        handler: AtomicUsize::new(0),
+        flags: AtomicI32::new(0),
+        whole: UnsafeCell::new(core::mem::MaybeUninit::zeroed()),
+    }
+}; 3];
+static BUSY: AtomicU32 = AtomicU32::new(0);
+static ARMED: AtomicU32 = AtomicU32::new(0);
+
+fn place(signal: c_int) -> Option<&'static Wanted> {
+    SIGNALS.iter().position(|&ours| ours == signal).map(|at| &WANTED[at])
+}
+
+/// glibc's own `sigaction`.
+fn real(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
+    static KNOWN: AtomicUsize = AtomicUsize::new(0);
+    let mut function = KNOWN.load(Ordering::Relaxed);
+    if function == 0 {
+        function = elf::libc_function(c"sigaction") as usize;
+        KNOWN.store(function, Ordering::Relaxed);
+    }
+    if function == 0 {
+        return -1;
+    }
+    // SAFETY: the address is glibc's sigaction; the arguments are the caller's.
+    unsafe { core::mem::transmute::<usize, Action>(function)(signal, new, old) }
+}
+
+fn exclusively<T>(work: impl FnOnce() -> T) -> T {
+    while BUSY.swap(1, Ordering::Acquire) != 0 {
+        sys::sleep_ns(10_000);
+    }
+    let done = work();
+    BUSY.store(0, Ordering::Release);
+    done
+}
+
+/// Puts our handler before what the program has set so far.
+pub(crate) fn arm() {
+    if ARMED.swap(1, Ordering::AcqRel) != 0 {
+        return;
+    }
+    for signal in SIGNALS {
+        let Some(wanted) = place(signal) else { continue };
+        exclusively(|| {
+            let mut old = core::mem::MaybeUninit::<libc::sigaction>::zeroed();
+            real(signal, core::ptr::null(), old.as_mut_ptr());
+            // SAFETY: zeroed is a valid action, and BUSY is held.
+            unsafe { install(signal, wanted, &old.assume_init()) };
+        });
+    }
+}
+
+/// Keeps what the program wants, and sets what the kernel shall do: ignore if the program ignores,
+/// else call us, with the program's mask and its flags that the kernel acts on.
+///
+/// # Safety
+/// BUSY is held.
+unsafe fn install(signal: c_int, wanted: &Wanted, action: &libc::sigaction) {
+    wanted.flags.store(action.sa_flags, Ordering::Relaxed);
+    wanted.handler.store(action.sa_sigaction, Ordering::Release);
+    // SAFETY: BUSY is held.
+    unsafe { (*wanted.whole.get()).write(*action) };
+    let mut ours = *action;
+    if action.sa_sigaction != libc::SIG_IGN {
+        ours.sa_sigaction = handle as *const () as usize;
+        ours.sa_flags = (action.sa_flags & !libc::SA_RESETHAND) | libc::SA_SIGINFO;
+        if action.sa_sigaction == libc::SIG_DFL {
+            ours.sa_flags |= libc::SA_RESTART;
+        }
+    }
+    real(signal, &raw const ours, core::ptr::null_mut());
+}
+
+/// What the program calls instead of glibc's.
+pub(crate) fn replace(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    let Some(wanted) = place(signal).filter(|_| ARMED.load(Ordering::Acquire) != 0) else {
+        return real(signal, new, old);
+    };
+    exclusively(|| {
+        // SAFETY: BUSY is held; pointers are null or the caller's, as sigaction demands.
+        unsafe {
+            let before = (*wanted.whole.get()).assume_init();
+            let fresh = new.as_ref().copied();
+            if let Some(old) = old.as_mut() {
+                *old = before;
+            }
+            if let Some(fresh) = fresh {
+                install(signal, wanted, &fresh);
+            }
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, machine: *mut c_void) {
+    let Some(wanted) = place(signal) else { return };
+    let handler = wanted.handler.load(Ordering::Acquire);
+    let flags = wanted.flags.load(Ordering::Relaxed);
+    let by_default = handler == libc::SIG_DFL;
+    if worker::is_mine() && context::any() {
+        worker::stop_by(signal, by_default);
+    }
+    if by_default {
+        exit::by_signal(signal);
+        return;
+    }
+    if handler == libc::SIG_IGN {
+        return;
+    }
+    if flags & libc::SA_RESETHAND != 0 {
+        wanted.handler.store(libc::SIG_DFL, Ordering::Release);
+    }
+    // SAFETY: the program set this address as its handler, of the kind that the flag tells.
+    unsafe {
+        if flags & libc::SA_SIGINFO != 0 {
+            let run = core::mem::transmute::<
+                usize,
+                unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void),
+            >(handler);
+            run(signal, info, machine);
+        } else {
+            core::mem::transmute::<usize, unsafe extern "C" fn(c_int)>(handler)(signal);
+        }
+    }
+}
+
+/// Restores the kernel's default action and dies of the signal: the parent sees what it would have.
+pub(crate) fn default_action(signal: c_int) {
+    let mut action = core::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: zeroed is the default action with an empty mask.
+    unsafe {
+        real(signal, action.as_mut_ptr(), core::ptr::null_mut());
+        let one = 1_u64 << (signal - 1);
+        let unblock = 1;
+        sys::syscall(libc::SYS_rt_sigprocmask, [unblock, (&raw const one) as usize, 0, 8, 0, 0]);
+    }
+    sys::kill_self(signal);
+}
+
+#[cfg(all(panic = "abort", not(test)))]
+mod export {
+    use super::*;
+
+    type Handler = libc::sighandler_t;
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn sigaction(
+        signal: c_int,
+        new: *const libc::sigaction,
+        old: *mut libc::sigaction,
+    ) -> c_int {
+        replace(signal, new, old)
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn __sigaction(
+        signal: c_int,
+        new: *const libc::sigaction,
+        old: *mut libc::sigaction,
+    ) -> c_int {
+        replace(signal, new, old)
+    }
+
+    fn set(signal: c_int, handler: Handler, flags: c_int) -> Handler {
+        let mut new = core::mem::MaybeUninit::<libc::sigaction>::zeroed();
+        let mut old = core::mem::MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: zeroed actions are valid.
+        unsafe {
+            (*new.as_mut_ptr()).sa_sigaction = handler;
+            (*new.as_mut_ptr()).sa_flags = flags;
+            if replace(signal, new.as_ptr(), old.as_mut_ptr()) != 0 {
+                return libc::SIG_ERR;
+            }
+            old.assume_init().sa_sigaction
+        }
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn signal(signal: c_int, handler: Handler) -> Handler {
+        set(signal, handler, libc::SA_RESTART)
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn bsd_signal(signal: c_int, handler: Handler) -> Handler {
+        set(signal, handler, libc::SA_RESTART)
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn ssignal(signal: c_int, handler: Handler) -> Handler {
+        set(signal, handler, libc::SA_RESTART)
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn sysv_signal(signal: c_int, handler: Handler) -> Handler {
+        set(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER)
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn __sysv_signal(signal: c_int, handler: Handler) -> Handler {
+        set(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER)
+    }
+}

@@ -1,0 +1,343 @@
+//! The two threads that a GPU process gets. The *worker* watches the agent's command and this
+//! process's own stop, publishes statistics, and keeps time limits. The *hands* make the driver calls that
+//! may block (wait for all work, destroy contexts), so that the worker never does.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use muxflow_abi::control::{Gate, SlotState};
+
+use crate::{context, elf, exit, flight, gate, process, record, signal, sys};
+
+/// How far this process is on its way out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd)]
+#[repr(u32)]
+pub(crate) enum Phase {
+    Running = 0,
+    /// Gate shut, waiting for the work in flight.
+    Draining = 1,
+    /// The program saves its state: copies free, one launch in flight.
+    Checkpoint = 2,
+    Releasing = 3,
+    Released = 4,
+}
+
+static PHASE: AtomicU32 = AtomicU32::new(0);
+/// The process that the threads were started in: fork leaves them behind.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+/// Bumped to wake the worker.
+static WAKE: AtomicU32 = AtomicU32::new(0);
+/// The signal that stops this process; zero: none came.
+static STOP: AtomicI32 = AtomicI32::new(0);
+/// Whether the program leaves that signal to its default action.
+static STOP_BY_DEFAULT: AtomicU32 = AtomicU32::new(0);
+
+/// The hands' order book: what is asked for, and how many were done.
+static ASKED: AtomicU32 = AtomicU32::new(0);
+static TASK: AtomicU32 = AtomicU32::new(0);
+static DONE: AtomicU32 = AtomicU32::new(0);
+
+/// How often the worker looks, at least.
+const TICK_NS: u64 = 10_000_000;
+/// How long after launches stopped for want of an agent the process is stopped itself.
+const ABANDONED_MS: u64 = 30_000;
+
+#[derive(Clone, Copy)]
+#[repr(u32)]
+enum Task {
+    Synchronise = 1,
+    Release = 2,
+}
+
+/// Where this process is; a forked child is at the beginning.
+#[inline]
+pub(crate) fn phase() -> Phase {
+    match PHASE.load(Ordering::Acquire) {
+        0 => Phase::Running,
+        1 => Phase::Draining,
+        2 => Phase::Checkpoint,
+        3 => Phase::Releasing,
+        _ => Phase::Released,
+    }
+}
+
+fn set_phase(phase: Phase) {
+    PHASE.store(phase as u32, Ordering::Release);
+    gate::attend();
+    sys::futex_wake(&PHASE);
+}
+
+/// Whether the threads run in this very process.
+pub(crate) fn is_mine() -> bool {
+    OWNER.load(Ordering::Acquire) == sys::pid()
+}
+
+/// Starts the threads, once per process. Costs one load when they run.
+pub(crate) fn ensure() {
+    static STARTED: AtomicU64 = AtomicU64::new(0);
+    // The slot is wiped by fork, so it tells a new process cheaply; asking for the pid would cost.
+    let slot = process::control().map_or(0, |control| control.slot as u64 + 1);
+    if STARTED.load(Ordering::Relaxed) == slot && slot != 0 {
+        return;
+    }
+    let me = sys::pid();
+    if OWNER.swap(me, Ordering::AcqRel) != me {
+        PHASE.store(0, Ordering::Release);
+        STOP.store(0, Ordering::Release);
+        DONE.store(ASKED.load(Ordering::Relaxed), Ordering::Release);
+        gate::attend();
+        start(work);
+        start(serve);
+        signal::arm();
+    }
+    STARTED.store(slot, Ordering::Relaxed);
+}
+
+/// Starts a thread that no signal is delivered to.
+fn start(body: extern "C" fn(*mut c_void) -> *mut c_void) {
+    type Create = unsafe extern "C" fn(
+        *mut libc::pthread_t,
+        *const libc::pthread_attr_t,
+        extern "C" fn(*mut c_void) -> *mut c_void,
+        *mut c_void,
+    ) -> c_int;
+    let create = elf::libc_function(c"pthread_create");
+    if create.is_null() {
+        return;
+    }
+    let everything = u64::MAX;
+    let mut before = 0_u64;
+    let mask = |how: usize, new: *const u64, old: *mut u64| {
+        let args = [how, new as usize, old as usize, 8, 0, 0];
+        // SAFETY: both are eight bytes, or null.
+        unsafe { sys::syscall(libc::SYS_rt_sigprocmask, args) };
+    };
+    mask(2, &raw const everything, &raw mut before);
+    let mut thread: libc::pthread_t = 0;
+    // SAFETY: the address is glibc's pthread_create; the body takes nothing.
+    let failed = unsafe {
+        core::mem::transmute::<*const c_void, Create>(create)(
+            &raw mut thread,
+            core::ptr::null(),
+            body,
+            core::ptr::null_mut(),
+        )
+    };
+    mask(2, &raw const before, core::ptr::null_mut());
+    if failed != 0 {
+        sys::say("cannot start a thread: signals and drains will not be handled");
+    }
+}
+
+/// Asks the hands for something and waits, at most so long; says whether it was done.
+fn ask(task: Task, limit_ns: u64) -> bool {
+    let until_ns = sys::now_ns().saturating_add(limit_ns);
+    // One at a time; whoever finds the hands busy waits for its turn, within its limit.
+    let number = loop {
+        let done = DONE.load(Ordering::Acquire);
+        let free =
+            ASKED.compare_exchange(done, done.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed);
+        if free.is_ok() {
+            break done.wrapping_add(1);
+        }
+        if sys::now_ns() > until_ns {
+            return false;
+        }
+        sys::sleep_ns(200_000);
+    };
+    TASK.store(task as u32, Ordering::Release);
+    sys::futex_wake(&TASK);
+    loop {
+        let done = DONE.load(Ordering::Acquire);
+        if done == number {
+            return true;
+        }
+        let now_ns = sys::now_ns();
+        if now_ns >= until_ns {
+            return false;
+        }
+        sys::futex_wait(&DONE, done, (until_ns - now_ns).min(TICK_NS));
+    }
+}
+
+/// The hands.
+extern "C" fn serve(_: *mut c_void) -> *mut c_void {
+    loop {
+        let task = TASK.swap(0, Ordering::AcqRel);
+        if task == 0 {
+            sys::futex_wait(&TASK, 0, 1_000_000_000);
+            continue;
+        }
+        if task == Task::Synchronise as u32 {
+            context::synchronise_all();
+        } else {
+            context::release_all();
+        }
+        DONE.fetch_add(1, Ordering::AcqRel);
+        sys::futex_wake(&DONE);
+    }
+}
+
+fn drain_limit_ns() -> u64 {
+    process::settings().drain_limit_ms.min(60_000) * 1_000_000
+}
+
+/// From a signal handler: this process is to stop. Waits until the program's own handler may run
+/// (or, for a default action, until contexts are gone). Only flags, futexes and the clock are used.
+pub(crate) fn stop_by(signal: c_int, by_default: bool) {
+    if by_default {
+        STOP_BY_DEFAULT.store(1, Ordering::Release);
+    }
+    let _first = STOP.compare_exchange(0, signal, Ordering::AcqRel, Ordering::Relaxed);
+    WAKE.fetch_add(1, Ordering::AcqRel);
+    sys::futex_wake(&WAKE);
+    let wanted = if by_default { Phase::Released } else { Phase::Checkpoint };
+    let until_ns = sys::now_ns() + 2 * drain_limit_ns() + 200_000_000;
+    loop {
+        let seen = PHASE.load(Ordering::Acquire);
+        let now_ns = sys::now_ns();
+        if seen >= wanted as u32 || now_ns >= until_ns {
+            return;
+        }
+        sys::futex_wait(&PHASE, seen, (until_ns - now_ns).min(50_000_000));
+    }
+}
+
+/// Waits for the work in flight, leaving the gate as it is: the process calls `exit`, and its own
+/// exit handlers may still use the GPU.
+pub(crate) fn settle() {
+    if is_mine() && context::any() && phase() < Phase::Releasing {
+        ask(Task::Synchronise, drain_limit_ns());
+    }
+}
+
+/// Drains and releases, because the process ends now.
+pub(crate) fn finish() {
+    if !is_mine() || !context::any() || phase() >= Phase::Releasing {
+        publish();
+        return;
+    }
+    set_phase(Phase::Draining);
+    ask(Task::Synchronise, drain_limit_ns());
+    set_phase(Phase::Releasing);
+    ask(Task::Release, drain_limit_ns());
+    set_phase(Phase::Released);
+    report(SlotState::Released, None);
+    publish();
+}
+
+/// The worker.
+extern "C" fn work(_: *mut c_void) -> *mut c_void {
+    let mut seen_command = 0;
+    let mut window_ends_ns = u64::MAX;
+    let mut abandoned = false;
+    loop {
+        let wake = WAKE.load(Ordering::Acquire);
+        if STOP.load(Ordering::Acquire) == 0 {
+            sys::futex_wait(&WAKE, wake, TICK_NS);
+        } else if phase() == Phase::Running {
+            window_ends_ns = begin_stop();
+        } else {
+            sys::futex_wait(&WAKE, wake, TICK_NS);
+        }
+        let by_default = STOP_BY_DEFAULT.load(Ordering::Acquire) != 0;
+        if phase() == Phase::Checkpoint && (by_default || sys::now_ns() > window_ends_ns) {
+            end_stop(by_default);
+        }
+        obey(&mut seen_command);
+        publish();
+        if let Some(agent) = process::agent() {
+            let limit_ms = process::settings().stop_after_ms.saturating_add(abandoned_after_ms());
+            if !abandoned && agent.heartbeat_age_ms(sys::now_ns()) > limit_ms {
+                abandoned = true;
+                sys::say("the agent did not come back: stopping this process");
+                sys::kill_self(libc::SIGTERM);
+            }
+        }
+    }
+}
+
+/// A test may not want to wait half a minute.
+fn abandoned_after_ms() -> u64 {
+    let set = process::environment(c"MUXFLOW_ABANDONED_MS")
+        .and_then(|value| core::str::from_utf8(value.to_bytes()).ok())
+        .and_then(|text| text.parse().ok());
+    set.unwrap_or(ABANDONED_MS)
+}
+
+/// Shuts the gate, waits for the work in flight, opens the checkpoint window; says when it ends.
+fn begin_stop() -> u64 {
+    set_phase(Phase::Draining);
+    report(SlotState::Draining, None);
+    ask(Task::Synchronise, drain_limit_ns());
+    report(SlotState::Drained, None);
+    set_phase(Phase::Checkpoint);
+    sys::now_ns().saturating_add(process::settings().checkpoint_window_ms.saturating_mul(1_000_000))
+}
+
+/// Releases; at the deadline also ends the process as the signal would have.
+fn end_stop(by_default: bool) {
+    set_phase(Phase::Releasing);
+    ask(Task::Synchronise, drain_limit_ns());
+    ask(Task::Release, drain_limit_ns());
+    report(SlotState::Released, None);
+    publish();
+    set_phase(Phase::Released);
+    if !by_default {
+        sys::say("the checkpoint window is over: ending the process");
+        exit::by_signal(STOP.load(Ordering::Acquire));
+    }
+}
+
+/// Does what the agent's command asks of the process as a whole.
+fn obey(seen: &mut u32) {
+    let Some(agent) = process::agent() else { return };
+    let word = agent.command_word();
+    if word == *seen || phase() != Phase::Running {
+        return;
+    }
+    *seen = word;
+    match Gate::from_word(word) {
+        Gate::Frozen | Gate::Drain => {
+            report(SlotState::Draining, Some(word));
+            if ask(Task::Synchronise, drain_limit_ns()) {
+                report(SlotState::Drained, Some(word));
+            }
+        }
+        Gate::Reset => {
+            ask(Task::Synchronise, drain_limit_ns());
+            if ask(Task::Release, drain_limit_ns()) {
+                report(SlotState::Released, Some(word));
+            }
+        }
+        Gate::Open | Gate::Closed | Gate::Checkpoint => report(SlotState::Registered, Some(word)),
+    }
+}
+
+fn report(state: SlotState, word: Option<u32>) {
+    if !process::is_registered() {
+        return;
+    }
+    if let Some(control) = process::control()
+        && let Some(mine) = control.mine()
+    {
+        mine.report(state, word.unwrap_or_else(|| control.agent.command_word()));
+    }
+}
+
+/// Writes the statistics into the slot.
+pub(crate) fn publish() {
+    if !process::is_registered() {
+        return;
+    }
+    if let Some(control) = process::control()
+        && let Some(mine) = control.mine()
+    {
+        mine.launches.store(record::launches(), Ordering::Relaxed);
+        mine.in_flight.store(flight::total(), Ordering::Relaxed);
+        let held: u64 = (0..muxflow_abi::control::DEVICES)
+            .map(|device| control.job.slot_bytes(device, control.slot))
+            .fold(0, u64::saturating_add);
+        mine.peak_bytes.fetch_max(held, Ordering::Relaxed);
+    }
+}
