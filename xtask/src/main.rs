@@ -6,6 +6,7 @@
     reason = "a program for people at a terminal"
 )]
 
+mod bench;
 mod calibrate;
 mod ci;
 mod codegen;
@@ -23,6 +24,11 @@ struct Xtask {
 
 #[derive(Debug, Subcommand)]
 enum Task {
+    /// Measure an area and print its table.
+    Bench {
+        #[command(subcommand)]
+        area: bench::Area,
+    },
     /// Everything that CI runs: format, lints, tidy checks, all tests.
     Ci,
     /// Write the tables of `crates/abi` from NVIDIA's public headers.
@@ -43,6 +49,7 @@ enum Task {
 
 fn main() -> anyhow::Result<()> {
     match Xtask::parse().task {
+        Task::Bench { area } => bench::run(area),
         Task::Calibrate { check } => calibrate::run(check),
         Task::Ci => ci::run(),
         Task::Codegen { check } => codegen::run(check),
