@@ -8,13 +8,21 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::keeper;
+use crate::mps::probe;
 
 /// Runs the child that the arguments name: `keep DIR`.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     match arguments.iter().map(OsString::as_os_str).collect::<Vec<_>>().as_slice() {
         [verb, dir] if *verb == "keep" => keep(&PathBuf::from(dir)),
-        _ => complain("usage: keep DIR"),
+        [verb] if *verb == "probe" => match probe::attach() {
+            Ok(sms) => {
+                drop(writeln!(std::io::stdout(), "attached {sms}"));
+                ExitCode::SUCCESS
+            }
+            Err(reason) => complain(&reason),
+        },
+        _ => complain("usage: keep DIR | probe"),
     }
 }
 

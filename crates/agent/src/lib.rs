@@ -8,14 +8,18 @@
 //! Absent on purpose: any knowledge of whether a GPU is real, laws of its own, scheduling across
 //! GPUs, an async runtime, and the interposer (it is only named in the environment of jobs).
 
+pub mod breaker;
 pub mod cgroup;
 pub mod child;
 pub mod control_block;
 pub mod environment;
 pub mod error;
+pub mod errors;
+pub mod host;
 pub mod keeper;
 pub mod launch;
 pub mod logs;
+pub mod monitor;
 pub mod mps;
 pub mod process;
 pub mod runner;

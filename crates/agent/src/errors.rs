@@ -1,0 +1,266 @@
+//! The error detector: XIDs from NVML and from the kernel log, told once each.
+//!
+//! NVML tells a number and the GPU; the log line adds the process and, for XID 154, what the driver
+//! asks for. Both report the same event, so the second report of one XID on one GPU within a short
+//! time from the *other* source is not a second error.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use muxflow_policy::node::fault::Fault;
+use muxflow_policy::node::xid::{self, XidLine};
+use muxflow_types::Micros;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::error::NvmlError;
+
+use crate::error::{AgentError, Result, file};
+use crate::monitor;
+
+/// Who told of an XID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Teller {
+    /// An event of NVML.
+    Nvml,
+    /// A line of the kernel log.
+    KernelLog,
+}
+
+/// One XID on one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct XidSeen {
+    /// When it was seen.
+    pub at: Micros,
+    /// Who told.
+    pub teller: Teller,
+    /// The GPU: a UUID from NVML, a PCI address from the log.
+    pub gpu: String,
+    /// The error.
+    pub fault: Fault,
+    /// The process that the driver blames.
+    pub pid: Option<u32>,
+}
+
+/// Drops the echo of an event that both sources tell.
+#[derive(Debug, Default)]
+pub struct Echoes {
+    recent: Vec<(Micros, Teller, String, Fault)>,
+}
+
+/// Both sources tell of an event within this time.
+const ECHO_WITHIN: Micros = Micros::from_secs(2);
+
+impl Echoes {
+    /// Whether this is news; `gpu` must be the same name from both tellers.
+    pub fn is_news(&mut self, at: Micros, teller: Teller, gpu: &str, fault: Fault) -> bool {
+        self.recent.retain(|(then, ..)| at.since(*then) <= ECHO_WITHIN);
+        let echo = self.recent.iter().position(|(_, other, which, what)| {
+            *other != teller && which == gpu && same_event(*what, fault)
+        });
+        match echo {
+            Some(index) => {
+                self.recent.remove(index);
+                false
+            }
+            None => {
+                self.recent.push((at, teller, gpu.to_owned(), fault));
+                true
+            }
+        }
+    }
+}
+
+/// XID 154 comes from NVML without what it asks for.
+fn same_event(a: Fault, b: Fault) -> bool {
+    a == b || matches!((a, b), (Fault::Recovery(_), Fault::Recovery(_)))
+}
+
+/// A thread that watches one source until it is dropped.
+#[derive(Debug)]
+pub struct Watcher {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce(&AtomicBool) + Send + 'static) -> Result<Watcher> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let inside = Arc::clone(&stop);
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || body(&inside));
+    let thread = thread.map_err(crate::error::system("start a thread"))?;
+    Ok(Watcher { stop, thread: Some(thread) })
+}
+
+/// Watches NVML's events of all GPUs.
+pub fn watch_nvml(
+    nvml: Arc<Nvml>,
+    uuids: Vec<String>,
+    mut tell: impl FnMut(XidSeen) + Send + 'static,
+) -> Result<Watcher> {
+    // Registering may fail; say so before the thread hides it.
+    register(&nvml, &uuids).map(drop)?;
+    spawn("xid-events", move |stop| {
+        let Ok(mut set) = register(&nvml, &uuids) else { return };
+        while !stop.load(Ordering::Acquire) {
+            match set.wait(200) {
+                Ok(event) => {
+                    let Some(XidError::Value(number)) = event.event_data else { continue };
+                    let (Ok(gpu), Ok(number)) = (event.device.uuid(), u16::try_from(number)) else {
+                        continue;
+                    };
+                    let fault = Fault::from_xid(number, None);
+                    let at = monitor::now();
+                    tell(XidSeen { at, teller: Teller::Nvml, gpu, fault, pid: None });
+                }
+                Err(NvmlError::Timeout) => {}
+                Err(error) => {
+                    tracing::warn!(error = %error, "waiting for events of NVML failed");
+                    std::thread::sleep(Duration::from_secs(1));
+                    // After a lost device the set is of no use.
+                    match register(&nvml, &uuids) {
+                        Ok(new) => set = new,
+                        Err(error) => tracing::warn!(error = %error, "no events of NVML"),
+                    }
+                }
+            }
+        }
+    })
+}
+
+fn register<'nvml>(nvml: &'nvml Nvml, uuids: &[String]) -> Result<nvml_wrapper::EventSet<'nvml>> {
+    let failed = |error: NvmlError| AgentError::Nvml {
+        operation: "watch for XIDs",
+        reason: error.to_string(),
+    };
+    let mut set = nvml.create_event_set().map_err(failed)?;
+    for uuid in uuids {
+        let device = nvml.device_by_uuid(uuid.as_str()).map_err(failed)?;
+        let registered = device.register_events(EventTypes::CRITICAL_XID_ERROR, set);
+        set = registered.map_err(|error| failed(error.error))?;
+    }
+    Ok(set)
+}
+
+/// Watches the kernel log: `/dev/kmsg`, or a file that lines are added to. Lines that are there
+/// already are old news.
+pub fn watch_kernel_log(
+    path: &Path,
+    mut tell: impl FnMut(XidSeen) + Send + 'static,
+) -> Result<Watcher> {
+    let mut options = fs::OpenOptions::new();
+    let mut log =
+        options.read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(file("open", path))?;
+    log.seek(SeekFrom::End(0)).map_err(file("find the end of", path))?;
+    let is_device = log.metadata().is_ok_and(|meta| meta.file_type().is_char_device());
+    let mut told = move |line: XidLine| {
+        let fault = Fault::from_xid(line.xid, line.recovery);
+        let at = monitor::now();
+        tell(XidSeen { at, teller: Teller::KernelLog, gpu: line.pci, fault, pid: line.pid });
+    };
+    spawn("kernel-log", move |stop| {
+        if is_device {
+            follow_records(&mut log, stop, &mut told);
+        } else {
+            follow_lines(log, stop, &mut told);
+        }
+    })
+}
+
+const IDLE: Duration = Duration::from_millis(20);
+
+/// `/dev/kmsg` gives one record for each read.
+fn follow_records(log: &mut File, stop: &AtomicBool, told: &mut impl FnMut(XidLine)) {
+    let mut buffer = vec![0; 8192];
+    while !stop.load(Ordering::Acquire) {
+        match log.read(&mut buffer) {
+            Ok(count) if count > 0 => {
+                let record = String::from_utf8_lossy(buffer.get(..count).unwrap_or_default());
+                record.lines().filter_map(xid::parse_kernel_line).for_each(&mut *told);
+            }
+            // Overwritten before it was read: the next read goes on after the gap.
+            Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
+            Ok(_) => std::thread::sleep(IDLE),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(IDLE),
+            Err(error) => {
+                tracing::warn!(error = %error, "cannot read the kernel log");
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        }
+    }
+}
+
+fn follow_lines(log: File, stop: &AtomicBool, told: &mut impl FnMut(XidLine)) {
+    let mut reader = BufReader::new(log);
+    let mut line = String::new();
+    while !stop.load(Ordering::Acquire) {
+        match reader.read_line(&mut line) {
+            Ok(count) if count > 0 && line.ends_with('\n') => {
+                if let Some(seen) = xid::parse_kernel_line(line.trim_end()) {
+                    told(seen);
+                }
+                line.clear();
+            }
+            // Nothing, or half a line: the rest comes.
+            _ => std::thread::sleep(IDLE),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muxflow_policy::node::xid::RecoveryAction;
+    use std::io::Write;
+    use std::sync::mpsc;
+
+    #[test]
+    fn an_event_that_two_sources_tell_is_one() {
+        let mut echoes = Echoes::default();
+        let second = Micros::from_secs(1);
+        assert!(echoes.is_news(Micros(0), Teller::KernelLog, "A", Fault::Xid(31)));
+        assert!(!echoes.is_news(second, Teller::Nvml, "A", Fault::Xid(31)), "the echo");
+        assert!(echoes.is_news(second, Teller::Nvml, "A", Fault::Xid(31)), "again is again");
+        assert!(echoes.is_news(second, Teller::Nvml, "B", Fault::Xid(31)), "another GPU");
+        let asked = Fault::Recovery(RecoveryAction::GpuReset);
+        assert!(echoes.is_news(second, Teller::KernelLog, "A", asked));
+        let bare = Fault::Recovery(RecoveryAction::Unknown);
+        assert!(!echoes.is_news(second, Teller::Nvml, "A", bare));
+        assert!(echoes.is_news(Micros::from_secs(9), Teller::KernelLog, "B", Fault::Xid(31)));
+    }
+
+    #[test]
+    fn lines_that_are_added_are_told_and_old_ones_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kernel.log");
+        fs::write(&path, "NVRM: Xid (PCI:0000:01:00): 13, pid=1, name=old\n").unwrap();
+        let (send, receive) = mpsc::channel();
+        let _watcher = watch_kernel_log(&path, move |seen| send.send(seen).unwrap()).unwrap();
+        let mut log = fs::OpenOptions::new().append(true).open(&path).unwrap();
+        write!(log, "noise\nNVRM: Xid (PCI:0000:3b:00): 31, pid=47").unwrap();
+        log.flush().unwrap();
+        assert!(receive.recv_timeout(Duration::from_millis(100)).is_err(), "half a line");
+        writeln!(log, "11, name=python, Ch 8").unwrap();
+        let seen = receive.recv_timeout(Duration::from_secs(5)).unwrap();
+        assert_eq!(
+            (seen.gpu.as_str(), seen.fault, seen.pid),
+            ("0000:3b:00", Fault::Xid(31), Some(4711))
+        );
+        let missing = watch_kernel_log(&dir.path().join("none"), |_| {}).unwrap_err();
+        assert!(missing.to_string().contains("none"));
+    }
+}
