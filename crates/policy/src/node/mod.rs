@@ -4,6 +4,7 @@
 //! `docs/node-laws.md` explains them in prose, with every parameter and its default.
 
 pub mod builtin;
+pub mod config;
 pub mod fault;
 pub mod forecast;
 pub mod gate;

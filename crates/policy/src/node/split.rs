@@ -41,6 +41,41 @@ impl Default for SplitParams {
     }
 }
 
+/// A parameter of the split that makes no sense.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{field} must be {bound}")]
+pub struct SplitParamError {
+    /// Which one.
+    pub field: &'static str,
+    /// What is allowed.
+    pub bound: &'static str,
+}
+
+impl SplitParams {
+    /// Refuses looks that never end or never count.
+    pub fn check(self) -> Result<Self, SplitParamError> {
+        let rules = [
+            ("look_for_ms", self.look_for.0 > 0, "positive"),
+            (
+                "look_every_ms",
+                self.look_every.0 >= self.look_for.0.saturating_mul(10),
+                "at least ten times look_for_ms, or looking costs more than a tenth",
+            ),
+            ("pair_within_ms", self.pair_within >= self.look_for, "at least look_for_ms"),
+            (
+                "forget_after_ms",
+                self.forget_after > self.look_every,
+                "longer than look_every_ms, or each look is forgotten before the next",
+            ),
+            ("weight", self.weight > 0.0 && self.weight <= 1.0, "above 0 and at most 1"),
+        ];
+        match rules.into_iter().find(|(_, good, _)| !good) {
+            Some((field, _, bound)) => Err(SplitParamError { field, bound }),
+            None => Ok(self),
+        }
+    }
+}
+
 /// Comparisons before the correction is trusted.
 const NEEDED: u32 = 3;
 /// Offline activity below this says nothing about the factor.
