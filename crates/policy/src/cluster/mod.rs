@@ -6,7 +6,7 @@
 //! one file each: [`fit`] says whether a job may be on a GPU at all, `classes` collapses equal GPUs
 //! and equal jobs, `speeds` keeps what was predicted, `weights` gives every pair its
 //! worth, [`planner`] solves and writes the plan,
-//! [`lint`] checks a plan against its snapshot without trusting the planner, and [`explain`] answers
+//! [`mod@lint`] checks a plan against its snapshot without trusting the planner, and [`mod@explain`] answers
 //! why a job is where it is.
 
 mod classes;
