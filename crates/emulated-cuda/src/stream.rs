@@ -1,0 +1,273 @@
+//! Streams: order of effects in this process, order of time at the device.
+//!
+//! Copies take effect in the calling thread when nothing before them in the stream is left to do;
+//! then the order of the calls is a right order. Kernels that really compute, host functions, and
+//! all work behind them wait in a queue that [`crate::executor`] empties. In both cases the device is told at once and
+//! decides when the work is complete in time.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use muxflow_abi::cuda::result::{
+    CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+};
+use muxflow_emulated_gpu::client::{Gpu, Lane};
+
+use crate::context::{self, Context, lock};
+use crate::executor;
+use crate::ffi::{Answer, Handle, Kind, regardless};
+use crate::graph::Capture;
+use crate::work::Work;
+
+/// Work that may wait for the executor before a call waits.
+const QUEUE: usize = 1024;
+
+/// Which stream 0 means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Default {
+    Legacy,
+    PerThread,
+}
+
+/// One stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub gpu: &'static Gpu,
+    pub context: &'static Context,
+    pub context_handle: Handle<Context>,
+    pub lane: &'static Lane,
+    /// Ordered with the legacy default stream.
+    pub blocking: bool,
+    pub legacy: bool,
+    pub priority: i32,
+    pub id: u64,
+    pub flags: u32,
+    queue: Mutex<VecDeque<(u64, Work)>>,
+    emptied: Condvar,
+    pub capturing: AtomicBool,
+    pub capture: Mutex<Option<Capture>>,
+}
+
+impl Kind for Stream {
+    const MAGIC: u64 = 0x0c0d_a002_57ea_0002;
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(3);
+
+thread_local! {
+    static PER_THREAD: RefCell<BTreeMap<u64, &'static Stream>> =
+        const { RefCell::new(BTreeMap::new()) };
+}
+
+fn make(
+    context: &'static Context,
+    blocking: bool,
+    legacy: bool,
+    priority: i32,
+    flags: u32,
+) -> Answer<Stream> {
+    let lane = context.gpu.lane().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    Ok(Stream {
+        gpu: context.gpu,
+        context,
+        context_handle: context::current_handle(),
+        lane,
+        blocking,
+        legacy,
+        priority,
+        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        flags,
+        queue: Mutex::new(VecDeque::new()),
+        emptied: Condvar::new(),
+        capturing: AtomicBool::new(false),
+        capture: Mutex::new(None),
+    })
+}
+
+/// A new stream in the current context.
+pub(crate) fn create(flags: u32, priority: i32) -> Answer<Handle<Stream>> {
+    let context = context::current()?;
+    let priority = priority.clamp(-5, 0);
+    let handle = Handle::new(make(context, flags & 1 == 0, false, priority, flags)?);
+    lock(&context.streams).push(handle.get()?);
+    Ok(handle)
+}
+
+/// The legacy default stream of a context.
+pub(crate) fn legacy(context: &'static Context) -> Answer<&'static Stream> {
+    if let Some(stream) = context.legacy.get() {
+        return Ok(stream);
+    }
+    let mut streams = lock(&context.streams);
+    if let Some(stream) = context.legacy.get() {
+        return Ok(stream);
+    }
+    let made: &'static Stream = Box::leak(Box::new(make(context, true, true, 0, 0)?));
+    streams.push(made);
+    Ok(context.legacy.get_or_init(|| made))
+}
+
+fn per_thread(context: &'static Context) -> Answer<&'static Stream> {
+    let known = PER_THREAD.with_borrow(|m| m.get(&context.id).copied());
+    if let Some(stream) = known {
+        return Ok(stream);
+    }
+    let made: &'static Stream = Box::leak(Box::new(make(context, true, false, 0, 0)?));
+    lock(&context.streams).push(made);
+    PER_THREAD.with_borrow_mut(|m| m.insert(context.id, made));
+    Ok(made)
+}
+
+/// The stream that a handle means.
+#[inline]
+pub(crate) fn resolve(handle: Handle<Stream>, which: Default) -> Answer<&'static Stream> {
+    match (handle.number(), which) {
+        (0, Default::Legacy) | (1, _) => legacy(context::current()?),
+        (0, Default::PerThread) | (2, _) => per_thread(context::current()?),
+        _ => {
+            let stream = handle.get()?;
+            context::fault(stream.gpu)?;
+            Ok(stream)
+        }
+    }
+}
+
+impl Stream {
+    /// Puts work into the stream; its sequence comes back.
+    #[inline]
+    pub(crate) fn submit(&'static self, work: Work) -> Answer<u64> {
+        if self.capturing.load(Ordering::Relaxed) {
+            self.capture_work(work)?;
+            return Ok(0);
+        }
+        if self.blocking {
+            self.order_with_others()?;
+        }
+        self.put(work)
+    }
+
+    /// Puts work into the stream without looking at others.
+    fn put(&'static self, work: Work) -> Answer<u64> {
+        let entry = work.entry(self.priority);
+        let mut queue = lock(&self.queue);
+        if queue.is_empty() && !work.takes_long() && work.is_ready() {
+            let seq = self.gpu.push(self.lane, entry)?;
+            work.perform(self.gpu)?;
+            self.lane.performed.store(seq, Ordering::Release);
+            return Ok(seq);
+        }
+        while queue.len() >= QUEUE && self.gpu.fault() == 0 {
+            queue = self.emptied.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        let seq = self.gpu.push(self.lane, entry)?;
+        let host = work.needs_host();
+        queue.push_back((seq, work));
+        drop(queue);
+        executor::add(self);
+        executor::poke(self.gpu, host);
+        Ok(seq)
+    }
+
+    /// The legacy stream waits for all blocking streams, and they wait for it.
+    fn order_with_others(&'static self) -> Answer {
+        if !self.legacy {
+            let Some(legacy) = self.context.legacy.get() else { return Ok(()) };
+            return self.wait_for_lane(legacy);
+        }
+        let others: Vec<&'static Stream> = {
+            let streams = lock(&self.context.streams);
+            if streams.len() < 2 {
+                return Ok(());
+            }
+            streams.iter().filter(|s| s.blocking && !s.legacy).copied().collect()
+        };
+        others.into_iter().try_for_each(|other| self.wait_for_lane(other))
+    }
+
+    fn wait_for_lane(&'static self, other: &'static Stream) -> Answer {
+        let seq = other.lane.submitted.load(Ordering::Acquire);
+        let done = other.gpu.completed(other.lane) >= seq
+            && other.lane.performed.load(Ordering::Acquire) >= seq;
+        if done { Ok(()) } else { self.put(Work::Wait(other.lane, seq)).map(drop) }
+    }
+
+    /// Waits until everything put so far has happened and is complete.
+    pub(crate) fn synchronize(&'static self) -> Answer {
+        if self.capturing.load(Ordering::Relaxed) {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        self.wait(self.lane.submitted.load(Ordering::Acquire))
+    }
+
+    /// Waits for a sequence.
+    pub(crate) fn wait(&'static self, seq: u64) -> Answer {
+        self.gpu.wait(self.lane, seq)?;
+        wait_performed(self, seq);
+        context::fault(self.gpu)
+    }
+
+    /// Whether everything put so far is complete.
+    pub(crate) fn is_idle(&'static self) -> Answer<bool> {
+        let seq = self.lane.submitted.load(Ordering::Acquire);
+        Ok(self.gpu.query(self.lane, seq)? && self.lane.performed.load(Ordering::Acquire) >= seq)
+    }
+
+    /// Does what can be done of the queue. Called by the executor only.
+    pub(crate) fn work_off(&'static self) {
+        loop {
+            let next = lock(&self.queue).front().cloned();
+            let Some((seq, work)) = next else { return };
+            let failed = self.gpu.fault() != 0;
+            if work.needs_host() && self.gpu.host_ready(self.lane) < seq && !failed {
+                return;
+            }
+            if !work.is_ready() && !failed {
+                return;
+            }
+            let callback = matches!(work, Work::Host(crate::work::HostCall::Callback(..)));
+            if !failed || callback {
+                regardless(work.perform(self.gpu));
+            }
+            if work.needs_host() {
+                self.gpu.host_done(self.lane, seq);
+            }
+            let mut queue = lock(&self.queue);
+            queue.pop_front();
+            self.lane.performed.store(seq, Ordering::Release);
+            self.emptied.notify_all();
+        }
+    }
+
+    /// Whether nothing waits for the host.
+    pub(crate) fn is_worked_off(&self) -> bool {
+        lock(&self.queue).is_empty()
+    }
+
+    /// Whether the head waits for something that no bell announces.
+    pub(crate) fn must_poll(&self) -> bool {
+        lock(&self.queue).front().is_some_and(|(_, w)| {
+            matches!(w, Work::Wait(..) | Work::WaitForeign(..) | Work::WaitValue(..))
+        })
+    }
+
+    fn capture_work(&'static self, work: Work) -> Answer {
+        let mut capture = lock(&self.capture);
+        let capture = capture.as_mut().ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
+        capture.add(work);
+        Ok(())
+    }
+}
+
+/// Waits until the effects up to `seq` have happened.
+pub(crate) fn wait_performed(stream: &'static Stream, seq: u64) {
+    let mut queue = lock(&stream.queue);
+    while stream.lane.performed.load(Ordering::Acquire) < seq && !queue.is_empty() {
+        let timeout = std::time::Duration::from_millis(100);
+        queue = match stream.emptied.wait_timeout(queue, timeout) {
+            Ok((queue, _)) => queue,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+    }
+}

@@ -1,0 +1,143 @@
+//! The faults that can be injected, and how they are written on a command line and on the wire.
+
+use crate::EmulationError;
+use crate::node::Node;
+use crate::wire::{Kind, Message, Socket};
+
+/// Something that breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// An XID with what real hardware does along with it.
+    Xid(u32),
+    /// Killing an MPS client with work in flight takes the others down, in so many per cent of
+    /// cases.
+    KillPropagates(u32),
+    /// The MPS server dies.
+    MpsCrash,
+    /// New MPS clients hang in `cuInit` while the daemon says that all is well.
+    MpsHang,
+    /// The clock is held at this many MHz; 0 lets it go.
+    Throttle(u32),
+    /// This many MiB of memory are taken by somebody; 0 gives them back.
+    MemoryBurst(u32),
+    /// NVML calls about this GPU block; `false` lets them go on.
+    NvmlBlock(bool),
+    /// NVML calls about this GPU return this error; 0 ends it.
+    NvmlError(u32),
+    /// Everything as it was: the GPU was reset, with nobody on it.
+    Reset,
+}
+
+/// Events that can be subscribed to, and what their data is.
+pub mod event {
+    /// An XID; data is its number.
+    pub const XID: u64 = 8;
+    /// The clients of an MPS server were struck; data is the server's process id.
+    pub const MPS_FAULT: u64 = 1 << 32;
+    /// The MPS server is to die; data is its process id.
+    pub const MPS_CRASH: u64 = 1 << 33;
+    /// New MPS clients are to hang.
+    pub const MPS_HANG: u64 = 1 << 34;
+    /// All is well again.
+    pub const RESET: u64 = 1 << 35;
+}
+
+/// XIDs with a meaning here.
+pub const XIDS: [u32; 11] = [13, 31, 43, 45, 48, 63, 74, 79, 94, 95, 154];
+
+impl Fault {
+    /// Reads `xid 31`, `mps-crash`, `throttle 600` and so on.
+    pub fn parse(words: &[String]) -> Result<Fault, EmulationError> {
+        let text = words.join(" ");
+        let bad =
+            |reason: &str| EmulationError::Fault { text: text.clone(), reason: reason.to_owned() };
+        let number = |what: &str| -> Result<u32, EmulationError> {
+            let word = words.get(1).ok_or_else(|| bad(&format!("say {what}")))?;
+            word.parse().map_err(|_| bad(&format!("`{word}` is not {what}")))
+        };
+        let fault = match words.first().map(String::as_str) {
+            Some("xid") => {
+                let xid = number("the number of the XID")?;
+                if !XIDS.contains(&xid) {
+                    let known = XIDS.map(|x| x.to_string()).join(", ");
+                    return Err(bad(&format!("known XIDs are {known}")));
+                }
+                Fault::Xid(xid)
+            }
+            Some("kill-propagates") => Fault::KillPropagates(number("per cent")?.min(100)),
+            Some("mps-crash") => Fault::MpsCrash,
+            Some("mps-hang") => Fault::MpsHang,
+            Some("throttle") => Fault::Throttle(number("MHz, or 0 to end it")?),
+            Some("memory-burst") => Fault::MemoryBurst(number("MiB, or 0 to end it")?),
+            Some("nvml-block") => Fault::NvmlBlock(true),
+            Some("nvml-unblock") => Fault::NvmlBlock(false),
+            Some("nvml-error") => Fault::NvmlError(number("an NVML error, or 0 to end it")?),
+            Some("off-bus") => Fault::Xid(79),
+            Some("reset") => Fault::Reset,
+            _ => {
+                return Err(bad(
+                    "write one of: xid N, kill-propagates PCT, mps-crash, mps-hang, throttle MHZ, \
+                     memory-burst MIB, nvml-block, nvml-unblock, nvml-error N, off-bus, reset",
+                ));
+            }
+        };
+        Ok(fault)
+    }
+
+    /// As two numbers.
+    pub fn to_wire(self) -> [u64; 2] {
+        match self {
+            Fault::Xid(n) => [1, n.into()],
+            Fault::KillPropagates(n) => [2, n.into()],
+            Fault::MpsCrash => [3, 0],
+            Fault::MpsHang => [4, 0],
+            Fault::Throttle(n) => [5, n.into()],
+            Fault::MemoryBurst(n) => [6, n.into()],
+            Fault::NvmlBlock(on) => [7, on.into()],
+            Fault::NvmlError(n) => [8, n.into()],
+            Fault::Reset => [9, 0],
+        }
+    }
+
+    /// From two numbers.
+    pub fn from_wire(kind: u64, value: u64) -> Option<Fault> {
+        let n = value as u32;
+        Some(match kind {
+            1 => Fault::Xid(n),
+            2 => Fault::KillPropagates(n),
+            3 => Fault::MpsCrash,
+            4 => Fault::MpsHang,
+            5 => Fault::Throttle(n),
+            6 => Fault::MemoryBurst(n),
+            7 => Fault::NvmlBlock(n != 0),
+            8 => Fault::NvmlError(n),
+            9 => Fault::Reset,
+            _ => return None,
+        })
+    }
+
+    /// Asks the device of a GPU to break, `after_ms` from now; `pid` says whose fault it is, 0
+    /// leaves it to the device.
+    pub fn inject(
+        self,
+        node: &Node,
+        gpu: usize,
+        pid: i32,
+        after_ms: u64,
+    ) -> Result<(), EmulationError> {
+        let path = node.socket(gpu);
+        let no_device = |source| EmulationError::NoDevice { path: path.clone(), source };
+        let socket = Socket::connect(&path).map_err(no_device)?;
+        let [kind, value] = self.to_wire();
+        let values = [kind, value, 0, u64::from(pid.unsigned_abs()), after_ms];
+        let answer =
+            socket.ask(&Message::new(Kind::Inject, &values), &[], &[]).map_err(no_device)?;
+        match answer.message.status {
+            0 => Ok(()),
+            _ => Err(EmulationError::Fault {
+                text: format!("{self:?}"),
+                reason: "the device refused it: nothing is there that it could strike".to_owned(),
+            }),
+        }
+    }
+}
