@@ -1,5 +1,7 @@
 //! Traces of every kind, and what is wrong with broken ones.
 
+#![expect(clippy::unwrap_used, reason = "a failed test says where")]
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
