@@ -6,12 +6,13 @@
 //! between 0 and 1, so nothing winds up. On top of the PID:
 //! - it opens no faster than a stated rate, and closes as fast as the PID says;
 //! - a load at or over `shut_at` closes it at once, whatever the history;
+//! - while nothing may run ([`LaunchGate::hold`]) it is closed and gathers nothing;
 //! - without a fresh reading it closes at a stated rate. Absent, repeated and late readings are no
 //!   readings: they neither integrate nor keep the gate open.
 //!
 //! When the clock goes backwards, all that was read before counts as absent.
 
-use muxflow_types::{HealthState, Micros};
+use muxflow_types::Micros;
 
 use super::load::GpuLoad;
 
@@ -155,11 +156,6 @@ pub struct LaunchBudget {
 impl LaunchBudget {
     /// Nothing passes.
     pub const CLOSED: LaunchBudget = LaunchBudget { fraction: 0.0, max_in_flight: 0, closed: true };
-
-    /// The budget that a state of health leaves: nothing where offline work may not run.
-    pub fn under(self, health: HealthState) -> Self {
-        if health.allows_running() { self } else { Self::CLOSED }
-    }
 }
 
 /// One load, with the time at which its counters were refreshed.
@@ -208,8 +204,17 @@ impl LaunchGate {
         self.fraction = 0.0;
     }
 
+    /// A turn of the loop in which nothing may pass: health does not let offline work run, or no job
+    /// is here. The gate follows the load all the same, but gathers nothing: it opens again from
+    /// zero, at its opening rate, and not from what an idle GPU would have added up.
+    pub fn hold(&mut self, now: Micros, reading: Option<LoadReading>) -> LaunchBudget {
+        self.step(now, reading);
+        self.shut();
+        LaunchBudget::CLOSED
+    }
+
     /// One turn of the agent's loop, with a reading if there is one. Call it also without, so that
-    /// silence closes the gate.
+    /// silence closes the gate; call [`LaunchGate::hold`] instead while nothing may run.
     pub fn step(&mut self, now: Micros, reading: Option<LoadReading>) -> LaunchBudget {
         if self.last_step.is_some_and(|last| now < last) {
             self.seen = None;

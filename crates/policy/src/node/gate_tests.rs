@@ -201,14 +201,24 @@ fn a_clock_that_goes_back_counts_as_silence() {
 }
 
 #[test]
-fn closed_until_the_first_reading_and_where_health_forbids() {
+fn closed_until_the_first_reading() {
     let mut gate = LaunchGate::new(GateParams::default());
     assert_eq!(gate.step(ms(0), None), LaunchBudget::CLOSED);
-    let open = LaunchBudget { fraction: 0.5, max_in_flight: 8, closed: false };
-    for state in HealthState::ALL {
-        let closed = open.under(state) == LaunchBudget::CLOSED;
-        assert_eq!(closed, !state.allows_running(), "{state}");
+}
+
+#[test]
+fn a_gate_that_health_holds_shut_gathers_nothing() {
+    let p = GateParams::default();
+    let mut gate = LaunchGate::new(p);
+    for t in (0..60_000).step_by(100) {
+        assert_eq!(gate.hold(ms(t), reading(t, 0.1)), LaunchBudget::CLOSED);
     }
+    let first = gate.step(ms(60_000), reading(60_000, 0.1)).fraction;
+    assert!(
+        first <= p.open_rate_per_s * 0.1 + 1e-9,
+        "opens from zero, not from a minute's sum: {first}"
+    );
+    assert_eq!(gate.hold(ms(60_050), None), LaunchBudget::CLOSED, "and shuts at once");
 }
 
 #[test]
