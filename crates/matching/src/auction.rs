@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 
 use crate::error::MatchError;
-use crate::lists::Lists;
+use crate::lists::{Lists, Maker};
 use crate::market::Market;
 use crate::scalar::Tick;
 use crate::stock::{NOBODY, Step, Stock};
@@ -30,7 +30,6 @@ pub(crate) struct Task<'a, W: Weights> {
     pub(crate) capacity: &'a [u32],
     /// Value of staying unmatched, in scaled units.
     pub(crate) way_out: Option<i128>,
-    #[expect(dead_code, reason = "lists are made in one thread so far")]
     pub(crate) threads: usize,
 }
 
@@ -60,6 +59,7 @@ pub(crate) struct Auction<'a, W: Weights, T> {
     relief: u32,
     pub(crate) bids: u64,
     pub(crate) refills: u64,
+    maker: Maker<T>,
     buffer: Vec<W::Scalar>,
 }
 
@@ -98,6 +98,7 @@ impl<'a, W: Weights, T: Tick> Auction<'a, W, T> {
             relief: 40,
             bids: 0,
             refills: 0,
+            maker: Maker::new(keep),
             buffer: Vec::new(),
             task,
         }
@@ -205,10 +206,37 @@ impl<'a, W: Weights, T: Tick> Auction<'a, W, T> {
     fn refill(&mut self, row: usize, exactly: bool) {
         self.refills += 1;
         let line = row_of(self.task.weights, self.task.rows[row].0 as usize, &mut self.buffer);
+        let (slot, price) = (self.lists.slot(row), &self.stock.price);
         if exactly {
-            self.lists.refill_exactly(row, line, &self.market, &self.stock.price);
+            self.maker.refill_exactly(slot, line, &self.market, price);
         } else {
-            self.lists.refill(row, line, &self.market, &self.stock.price);
+            self.maker.refill(slot, line, &self.market, price);
         }
+    }
+
+    /// Makes the lists of all rows at the prices of now.
+    pub(crate) fn fill_lists(&mut self, keep: usize) {
+        let (market, price, task) = (&self.market, &self.stock.price, self.task);
+        self.refills += task.rows.len() as u64;
+        let mut rows = task.rows.iter();
+        std::thread::scope(|scope| {
+            let stretches = self.lists.stretches(task.threads);
+            let alone = stretches.len() <= 1;
+            for slots in stretches {
+                let rows: Vec<u32> = rows.by_ref().take(slots.len()).map(|&(row, _)| row).collect();
+                let work = move || {
+                    let (mut maker, mut buffer) = (Maker::new(keep), Vec::new());
+                    for (slot, row) in slots.into_iter().zip(rows) {
+                        let line = row_of(task.weights, row as usize, &mut buffer);
+                        maker.refill(slot, line, market, price);
+                    }
+                };
+                if alone {
+                    work();
+                } else {
+                    scope.spawn(work);
+                }
+            }
+        });
     }
 }

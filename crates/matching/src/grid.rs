@@ -95,7 +95,8 @@ impl Grid {
     #[expect(clippy::cast_possible_truncation, reason = "at most MAX_BITS bits by choice of grid")]
     #[inline]
     pub(crate) fn units(&self, x: f64) -> i64 {
-        let scaled = times_pow2(x, self.unit_exp).round_ties_even() as i64;
+        let scaled = times_pow2(x, self.unit_exp);
+        let scaled = if self.exact { scaled as i64 } else { scaled.round_ties_even() as i64 };
         if self.minimize { -scaled } else { scaled }
     }
 }

@@ -4,6 +4,8 @@
 //! list was made, and the bound on what was left out, stay upper bounds for ever. A row is read again
 //! only when the best of its list has fallen below the bound.
 
+use std::cmp::Ordering;
+
 use crate::market::Market;
 use crate::scalar::{Scalar, Tick};
 use crate::scan::{ABSENT, Candidates, FLOOR};
@@ -23,12 +25,12 @@ pub(crate) struct Look<T> {
 struct Entry<T> {
     /// Scaled weight.
     weight: T,
-    /// Value when the list was made.
+    /// The value was at most this when the list was made.
     then: T,
     col: u32,
 }
 
-/// Short lists of a stretch of rows.
+/// Short lists of all rows.
 #[derive(Debug)]
 pub(crate) struct Lists<T> {
     keep: usize,
@@ -36,8 +38,14 @@ pub(crate) struct Lists<T> {
     len: Vec<u32>,
     /// No column outside the list is worth more; [`Tick::LOWEST`] when none is left out.
     bound: Vec<T>,
-    found: Candidates,
-    exact: Vec<Entry<T>>,
+}
+
+/// Where the list of one row lies.
+#[derive(Debug)]
+pub(crate) struct Slot<'a, T> {
+    entries: &'a mut [Entry<T>],
+    len: &'a mut u32,
+    bound: &'a mut T,
 }
 
 impl<T: Tick> Lists<T> {
@@ -48,8 +56,6 @@ impl<T: Tick> Lists<T> {
             entries: vec![blank; rows * keep],
             len: vec![0; rows],
             bound: vec![-T::LOWEST; rows],
-            found: Candidates::new(keep),
-            exact: Vec::with_capacity(4 * keep),
         }
     }
 
@@ -81,41 +87,82 @@ impl<T: Tick> Lists<T> {
         look
     }
 
+    pub(crate) fn slot(&mut self, row: usize) -> Slot<'_, T> {
+        let from = row * self.keep;
+        Slot {
+            entries: &mut self.entries[from..from + self.keep],
+            len: &mut self.len[row],
+            bound: &mut self.bound[row],
+        }
+    }
+
+    /// All slots, in as many stretches of rows as asked for.
+    pub(crate) fn stretches(&mut self, count: usize) -> Vec<Vec<Slot<'_, T>>> {
+        let rows = self.len.len();
+        let each = rows.div_ceil(count.max(1)).max(1);
+        let entries = self.entries.chunks_mut(self.keep.max(1));
+        let mut slots = entries
+            .zip(&mut self.len)
+            .zip(&mut self.bound)
+            .map(|((entries, len), bound)| Slot { entries, len, bound });
+        let mut out = Vec::new();
+        while out.len() * each < rows {
+            out.push(slots.by_ref().take(each).collect());
+        }
+        out
+    }
+}
+
+/// Makes lists; holds the space needed meanwhile.
+#[derive(Debug)]
+pub(crate) struct Maker<T> {
+    keep: usize,
+    found: Candidates,
+    exact: Vec<Entry<T>>,
+    hopes: Vec<i32>,
+}
+
+impl<T: Tick> Maker<T> {
+    pub(crate) fn new(keep: usize) -> Self {
+        Self {
+            keep,
+            found: Candidates::new(keep),
+            exact: Vec::with_capacity(4 * keep),
+            hopes: Vec::with_capacity(keep),
+        }
+    }
+
     /// Reads the row again and makes its list anew.
     pub(crate) fn refill<S: Scalar>(
         &mut self,
-        row: usize,
+        slot: Slot<'_, T>,
         line: &[S],
         market: &Market<T>,
         price: &[T],
     ) {
-        let start = self.hopeful(row, price, market);
+        let start = self.hopeful(&slot, price, market);
         self.found.start(start);
         S::scan(line, &market.rough_price, &market.rough, &mut self.found);
-        self.found.cut();
-        self.exact.clear();
-        for &(_, col) in &self.found.items {
+        let mut len = 0;
+        for (entry, (rough, col)) in slot.entries.iter_mut().zip(self.found.best_first()) {
             let weight = market.weight(line[col as usize]);
-            self.exact.push(Entry { weight, then: weight - price[col as usize], col });
+            *entry = Entry { weight, then: market.bound_of(rough), col };
+            len += 1;
         }
-        let bound = if self.found.threshold <= FLOOR {
-            T::LOWEST
-        } else {
-            market.bound_of(self.found.threshold)
-        };
-        self.store(row, bound);
+        *slot.len = len;
+        let threshold = self.found.threshold;
+        *slot.bound = if threshold <= FLOOR { T::LOWEST } else { market.bound_of(threshold) };
     }
 
     /// As [`Self::refill`], by exact values: for rows with more near ties than a list is long.
     pub(crate) fn refill_exactly<S: Scalar>(
         &mut self,
-        row: usize,
+        slot: Slot<'_, T>,
         line: &[S],
         market: &Market<T>,
         price: &[T],
     ) {
         let keep = self.keep;
-        let order = |a: &Entry<T>, b: &Entry<T>| b.then.cmp(&a.then).then(a.col.cmp(&b.col));
         self.exact.clear();
         let mut bound = T::LOWEST;
         for (col, (&x, &rough)) in (0u32..).zip(line.iter().zip(&market.rough_price)) {
@@ -127,47 +174,44 @@ impl<T: Tick> Lists<T> {
             if then > bound {
                 self.exact.push(Entry { weight, then, col });
                 if self.exact.len() == 4 * keep {
-                    let (_, last, _) = self.exact.select_nth_unstable_by(keep, order);
+                    let (_, last, _) = self.exact.select_nth_unstable_by(keep, best_first);
                     bound = last.then;
                     self.exact.truncate(keep);
                 }
             }
         }
         if self.exact.len() > keep {
-            let (_, last, _) = self.exact.select_nth_unstable_by(keep, order);
+            let (_, last, _) = self.exact.select_nth_unstable_by(keep, best_first);
             bound = bound.max(last.then);
             self.exact.truncate(keep);
         }
-        self.store(row, bound);
+        self.store(slot, bound);
     }
 
-    fn store(&mut self, row: usize, bound: T) {
-        self.exact.sort_unstable_by(|a, b| b.then.cmp(&a.then).then(a.col.cmp(&b.col)));
-        let from = row * self.keep;
-        self.entries[from..from + self.exact.len()].copy_from_slice(&self.exact);
+    fn store(&mut self, slot: Slot<'_, T>, bound: T) {
+        self.exact.sort_unstable_by(best_first);
+        slot.entries[..self.exact.len()].copy_from_slice(&self.exact);
         #[expect(clippy::cast_possible_truncation, reason = "at most `keep`")]
         {
-            self.len[row] = self.exact.len() as u32;
+            *slot.len = self.exact.len() as u32;
         }
-        self.bound[row] = bound;
+        *slot.bound = bound;
     }
 
     /// A rough value that half of the old list still exceeds, so that the new one is long enough.
-    fn hopeful(&mut self, row: usize, price: &[T], market: &Market<T>) -> i32 {
-        let len = self.len[row] as usize;
-        if len < self.keep {
+    fn hopeful(&mut self, slot: &Slot<'_, T>, price: &[T], market: &Market<T>) -> i32 {
+        let len = *slot.len as usize;
+        if len < self.keep / 2 || len < 2 {
             return FLOOR;
         }
-        let from = row * self.keep;
-        self.exact.clear();
-        self.exact.extend(self.entries[from..from + len].iter().map(|e| Entry {
-            weight: e.weight,
-            then: e.weight - price[e.col as usize],
-            col: e.col,
-        }));
-        let (_, middle, _) = self
-            .exact
-            .select_nth_unstable_by(len / 2, |a, b| b.then.cmp(&a.then).then(a.col.cmp(&b.col)));
-        market.rough_of(middle.then)
+        self.hopes.clear();
+        let now = slot.entries[..len].iter().map(|e| e.weight - price[e.col as usize]);
+        self.hopes.extend(now.map(|value| market.rough_of(value)));
+        let middle = (self.keep / 2).min(len - 1);
+        *self.hopes.select_nth_unstable_by(middle, |a, b| b.cmp(a)).1
     }
+}
+
+fn best_first<T: Tick>(a: &Entry<T>, b: &Entry<T>) -> Ordering {
+    b.then.cmp(&a.then).then(a.col.cmp(&b.col))
 }

@@ -105,15 +105,30 @@ impl<T: Tick> Market<T> {
             + self.origin
     }
 
+    /// A profit on the rough grid, nearest to where a rough weight less it is a price.
+    pub(crate) fn rough_profit(&self, profit: T) -> i32 {
+        let rough = (profit - self.origin).shr(self.shift).to_i128();
+        narrow_wide(rough.clamp(-i128::from(ROUGH_PRICE_MAX), i128::from(ROUGH_PRICE_MAX)))
+    }
+
+    /// The price that a rough weight less a rough profit stands for.
+    pub(crate) fn price_of(&self, rough: i32) -> T {
+        T::from_i128(i128::from(rough)).shl(self.shift)
+    }
+
     /// A rough value that an edge of this exact value surely exceeds.
     pub(crate) fn rough_of(&self, value: T) -> i32 {
-        let rough = (value + self.base - self.origin).shr(self.shift).to_i128();
-        let rough = rough - 2 - i128::from(self.slack);
-        i32::try_from(rough.max(i128::from(i32::MIN))).unwrap_or(i32::MAX)
+        let least = T::from_i128(i128::from(i32::MIN / 2));
+        let rough = (value + self.base - self.origin).shr(self.shift).clamp(least, -least);
+        narrow(rough) - 2 - self.slack
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "callers have compared with ROUGH_PRICE_MAX")]
 fn narrow<T: Tick>(rough: T) -> i32 {
-    rough.to_i128() as i32
+    narrow_wide(rough.to_i128())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "callers have compared with ROUGH_PRICE_MAX")]
+fn narrow_wide(rough: i128) -> i32 {
+    rough as i32
 }

@@ -21,6 +21,8 @@ pub trait Scalar: Copy + Debug + PartialEq + PartialOrd + Send + Sync + 'static 
     fn facts(row: &[Self], unit_exp: i32, facts: &mut RowFacts);
     #[doc(hidden)]
     fn scan(row: &[Self], prices: &[i32], rough: &Rough, found: &mut Candidates);
+    #[doc(hidden)]
+    fn raise(row: &[Self], profit: i32, rough: &Rough, tops: &mut [i32]);
 }
 
 use sealed::Sealed;
@@ -39,6 +41,10 @@ impl Scalar for f32 {
     fn scan(row: &[Self], prices: &[i32], rough: &Rough, found: &mut Candidates) {
         scan::scan_f32(row, prices, rough, found);
     }
+
+    fn raise(row: &[Self], profit: i32, rough: &Rough, tops: &mut [i32]) {
+        scan::raise_f32(row, profit, rough, tops);
+    }
 }
 
 impl Scalar for f64 {
@@ -54,6 +60,10 @@ impl Scalar for f64 {
 
     fn scan(row: &[Self], prices: &[i32], rough: &Rough, found: &mut Candidates) {
         scan::scan_plain(row, prices, rough, found);
+    }
+
+    fn raise(row: &[Self], profit: i32, rough: &Rough, tops: &mut [i32]) {
+        scan::raise_plain(row, profit, rough, tops);
     }
 }
 

@@ -33,9 +33,21 @@ pub struct Rough {
 pub struct Candidates {
     /// No column left out has a rough value above this.
     pub(crate) threshold: i32,
-    /// Rough value and column.
-    pub(crate) items: Vec<(i32, u32)>,
+    /// Packed rough values and columns; the larger the better.
+    items: Vec<u64>,
     keep: usize,
+}
+
+/// Packs so that a larger number means a higher rough value, then an earlier column.
+#[inline]
+fn pack(rough: i32, col: u32) -> u64 {
+    (u64::from(rough.cast_unsigned() ^ (1 << 31)) << 32) | u64::from(!col)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "takes the two halves apart")]
+#[inline]
+fn unpack(item: u64) -> (i32, u32) {
+    (((item >> 32) as u32 ^ (1 << 31)).cast_signed(), !(item as u32))
 }
 
 impl Candidates {
@@ -52,7 +64,7 @@ impl Candidates {
     fn push<S: Scalar>(&mut self, rough: i32, col: usize, weight: S) {
         if rough > self.threshold && weight.to_f64().is_finite() {
             #[expect(clippy::cast_possible_truncation, reason = "columns are counted in u32")]
-            self.items.push((rough, col as u32));
+            self.items.push(pack(rough, col as u32));
             if self.items.len() == 4 * self.keep {
                 self.cut();
             }
@@ -60,13 +72,19 @@ impl Candidates {
     }
 
     /// Keeps the best; of equal ones those that come first.
-    pub(crate) fn cut(&mut self) {
+    fn cut(&mut self) {
         if self.items.len() > self.keep {
-            let order = |a: &(i32, u32), b: &(i32, u32)| b.0.cmp(&a.0).then(a.1.cmp(&b.1));
-            let (_, last, _) = self.items.select_nth_unstable_by(self.keep, order);
-            self.threshold = self.threshold.max(last.0);
+            let (_, &mut last, _) = self.items.select_nth_unstable_by(self.keep, |a, b| b.cmp(a));
+            self.threshold = self.threshold.max(unpack(last).0);
             self.items.truncate(self.keep);
         }
+    }
+
+    /// Rough values and columns, best first; at most as many as are to be kept.
+    pub(crate) fn best_first(&mut self) -> impl Iterator<Item = (i32, u32)> {
+        self.cut();
+        self.items.sort_unstable_by(|a, b| b.cmp(a));
+        self.items.iter().map(|&item| unpack(item))
     }
 }
 
@@ -114,6 +132,11 @@ fn isa() -> Isa {
         }
     }
     Isa::Plain
+}
+
+/// Whether rough weights can be made in f32, where only a power of two is a faithful factor.
+fn faithful(rough: &Rough) -> bool {
+    rough.offset == 0.0 && rough.scale.abs() < 1e38 && rough.scale.abs() > 1e-37
 }
 
 /// Low, high, grid and finiteness of one row.
@@ -180,10 +203,8 @@ pub(crate) fn facts_plain<S: Scalar>(row: &[S], unit_exp: i32, facts: &mut RowFa
 /// Collects the best columns of one row of `f32` weights.
 pub(crate) fn scan_f32(row: &[f32], prices: &[i32], rough: &Rough, found: &mut Candidates) {
     let prices = &prices[..row.len()];
-    // The fast loops work in f32, where only a power of two is a faithful factor.
-    let faithful = rough.offset == 0.0 && rough.scale.abs() < 1e38 && rough.scale.abs() > 1e-37;
     match isa() {
-        _ if !faithful => scan_plain(row, prices, rough, found),
+        _ if !faithful(rough) => scan_plain(row, prices, rough, found),
         // SAFETY: the CPU has just said that it has the features the function is compiled for.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { scan_avx2(row, prices, rough, found) },
@@ -292,6 +313,42 @@ fn scan_avx2(row: &[f32], prices: &[i32], rough: &Rough, found: &mut Candidates)
     }
 }
 
+/// Raises `tops` to the rough weight less `profit`, column by column.
+pub(crate) fn raise_f32(row: &[f32], profit: i32, rough: &Rough, tops: &mut [i32]) {
+    match isa() {
+        _ if !faithful(rough) => raise_plain(row, profit, rough, tops),
+        // SAFETY: the CPU has just said that it has the features the function is compiled for.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::Avx512 => unsafe { raise_avx2(row, profit, rough, tops) },
+        Isa::Plain => raise_body(row, profit, rough, tops),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn raise_avx2(row: &[f32], profit: i32, rough: &Rough, tops: &mut [i32]) {
+    raise_body(row, profit, rough, tops);
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "checked to be a factor that f32 has")]
+#[inline(always)]
+fn raise_body(row: &[f32], profit: i32, rough: &Rough, tops: &mut [i32]) {
+    let scale = rough.scale as f32;
+    for (top, &x) in tops.iter_mut().zip(row) {
+        *top = (*top).max(rough_f32(x, scale) - profit);
+    }
+}
+
+/// The same for any kind of weight, in f64.
+#[expect(clippy::cast_possible_truncation, reason = "the cast to i32 saturates")]
+pub(crate) fn raise_plain<S: Scalar>(row: &[S], profit: i32, rough: &Rough, tops: &mut [i32]) {
+    let clamp = f64::from(CLAMP);
+    for (top, &x) in tops.iter_mut().zip(row) {
+        let scaled = ((x.to_f64() - rough.offset) * rough.scale).clamp(-clamp, clamp);
+        *top = (*top).max(scaled as i32 - profit);
+    }
+}
+
 /// The same for any kind of weight, in f64.
 #[expect(clippy::cast_possible_truncation, reason = "the cast to i32 saturates")]
 pub(crate) fn scan_plain<S: Scalar>(
@@ -316,9 +373,7 @@ mod tests {
             let mut found = Candidates::new(16);
             found.start(FLOOR);
             scan(&mut found);
-            found.cut();
-            found.items.sort_unstable();
-            found.items
+            found.best_first().collect::<Vec<_>>()
         };
         let mut all = vec![
             run(&|f| scan_body(row, prices, rough, f)),

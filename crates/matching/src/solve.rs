@@ -6,7 +6,7 @@ use crate::classes::Classes;
 use crate::error::MatchError;
 use crate::grid::{Grid, times_pow2};
 use crate::scalar::Tick;
-use crate::start;
+use crate::start::{self, Memory};
 use crate::stock::NOBODY;
 use crate::weights::{Owned, Weights};
 
@@ -159,7 +159,7 @@ fn orient<W: Weights>(
     if units.max(room) >= u64::from(NOBODY) {
         return Err(MatchError::TooLarge { what: "units", count: units.max(room) });
     }
-    let warm = start::known_profits(weights, &options, units <= room)?;
+    let warm = Memory::of(weights, &options, units <= room)?;
     if units <= room {
         return widths(weights, grid, row_counts, col_counts, &options, Side::Rows, warm);
     }
@@ -180,7 +180,7 @@ fn widths<W: Weights>(
     col_counts: &[u32],
     options: &Options<'_>,
     bidders: Side,
-    warm: start::Profits,
+    warm: Option<Memory>,
 ) -> Result<Flow, MatchError> {
     let rows: Vec<(u32, u32)> =
         (0u32..).zip(row_counts).filter(|&(_, &c)| c > 0).map(|(r, &c)| (r, c)).collect();
@@ -220,14 +220,14 @@ struct Setup {
     scale_bits: u32,
     bidders: Side,
     optional: bool,
-    warm: start::Profits,
+    warm: Option<Memory>,
 }
 
 impl Setup {
     fn run<W: Weights, T: Tick>(&self, task: &Task<'_, W>) -> Result<Flow, MatchError> {
         let mut phases = 0;
         let auction =
-            start::run::<W, T>(task, &self.grid, self.scale_bits, &self.warm, &mut phases)?;
+            start::run::<W, T>(task, &self.grid, self.scale_bits, self.warm.as_ref(), &mut phases)?;
         Ok(self.finish(&auction, phases))
     }
 

@@ -1,27 +1,96 @@
 //! Where the prices come from before the first bid, and the order of phases.
+//!
+//! Good prices save most of the work. They come from the last cycle where there was one, and
+//! otherwise, for large problems, from the solution of a sample of one row and one column in eight.
+//! In both cases it is profits of rows that are carried over, and each column is priced at what it
+//! is worth to the row that would gain most by it. This prices columns that are new or have lost
+//! their holder like all others; kept at their old prices they would start long price wars.
 
 use crate::auction::{Auction, Task};
+use crate::certificate::Side;
 use crate::error::MatchError;
 use crate::grid::Grid;
 use crate::market::Market;
-use crate::scalar::Tick;
+use crate::scalar::{Scalar, Tick};
+use crate::scan::{Candidates, FLOOR};
 use crate::solve::Options;
-use crate::weights::Weights;
+use crate::weights::{Owned, Weights, row_of};
 
-/// Profits of bidders known before the start, with the exponent of their ticks.
-pub(crate) type Profits = Option<Vec<Option<(i128, i32)>>>;
+/// Profits known before the start: of rows of the matrix, in ticks.
+type Known<T> = Vec<(u32, T)>;
 
+/// Columns in a short list. More need fewer reads of rows, but each makes a longer list.
 const KEEP: usize = 64;
+/// From phase to phase eps falls by 2^this.
 const FALL: u32 = 3;
+/// First eps, as a power of two below the span of the weights: without any knowledge, from a
+/// sample, from the last cycle.
+const FIRST_COLD: u32 = 3;
+const FIRST_SAMPLED: u32 = 9;
+const FIRST_WARM: u32 = 12;
+/// Last eps of the solution of a sample, whose prices are not right to more than that anyway.
+const LAST_IN_SAMPLE: u32 = 15;
+/// Fewest rows for which a sample pays.
+const ROWS_TO_SAMPLE: usize = 512;
+/// One row and one column of this many are in the sample.
+const SAMPLE: usize = 8;
 
-/// Profits of the last cycle for the bidders of this one, with the exponent of their ticks.
-pub(crate) fn known_profits<W: Weights>(
-    _weights: &W,
-    options: &Options<'_>,
-    _rows_bid: bool,
-) -> Result<Profits, MatchError> {
-    let _ = options.warm;
-    Ok(None)
+/// What the last cycle knew of the vertices of this one.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// Exponent of the ticks.
+    tick_exp: i32,
+    /// Profits of those who bid now.
+    profits: Vec<Option<i128>>,
+    /// Prices of what they bid for.
+    prices: Vec<Option<i128>>,
+}
+
+impl Memory {
+    /// Reads the warm start in the terms of this cycle.
+    pub(crate) fn of<W: Weights>(
+        weights: &W,
+        options: &Options<'_>,
+        rows_bid: bool,
+    ) -> Result<Option<Self>, MatchError> {
+        let Some(warm) = &options.warm else { return Ok(None) };
+        let c = warm.certificate;
+        if c.minimize != options.minimize {
+            return Ok(None);
+        }
+        let rows_bid_then = c.bidders == Side::Rows;
+        let (then_rows, then_cols) =
+            if rows_bid_then { (&c.profits, &c.prices) } else { (&c.prices, &c.profits) };
+        let rows = carried("rows", warm.rows, then_rows, weights.rows())?;
+        let cols = carried("columns", warm.cols, then_cols, weights.cols())?;
+        let (profits, prices) = if rows_bid { (rows, cols) } else { (cols, rows) };
+        Ok(Some(Self { tick_exp: c.tick_exp, profits, prices }))
+    }
+}
+
+fn carried(
+    what: &'static str,
+    map: &[Option<u32>],
+    then: &[i128],
+    now: usize,
+) -> Result<Vec<Option<i128>>, MatchError> {
+    if map.is_empty() {
+        if then.len() != now {
+            return Err(MatchError::Length { what, expected: now, got: then.len() });
+        }
+        return Ok(then.iter().copied().map(Some).collect());
+    }
+    if map.len() != now {
+        return Err(MatchError::Length { what, expected: now, got: map.len() });
+    }
+    let look_up = |(at, from): (usize, &Option<u32>)| match from {
+        None => Ok(None),
+        Some(from) => match then.get(*from as usize) {
+            Some(&value) => Ok(Some(value)),
+            None => Err(MatchError::WarmIndex { what, at }),
+        },
+    };
+    map.iter().enumerate().map(look_up).collect()
 }
 
 /// Solves to the last tick.
@@ -29,20 +98,179 @@ pub(crate) fn run<'a, W: Weights, T: Tick>(
     task: &'a Task<'a, W>,
     grid: &Grid,
     scale_bits: u32,
-    _warm: &Profits,
+    memory: Option<&Memory>,
     phases: &mut u32,
 ) -> Result<Auction<'a, W, T>, MatchError> {
+    match memory.and_then(|memory| warm(task, grid, scale_bits, memory)) {
+        Some(auction) => phases_down(auction, FIRST_WARM, T::ONE, phases),
+        None => cold(task, grid, scale_bits, T::ONE, phases),
+    }
+}
+
+/// Starts without knowledge, or from a sample.
+fn cold<'a, W: Weights, T: Tick>(
+    task: &'a Task<'a, W>,
+    grid: &Grid,
+    scale_bits: u32,
+    last: T,
+    phases: &mut u32,
+) -> Result<Auction<'a, W, T>, MatchError> {
+    let single = task.rows.iter().all(|&(_, c)| c == 1) && task.capacity.iter().all(|&c| c <= 1);
+    if single && task.rows.len() >= ROWS_TO_SAMPLE {
+        return from_sample(task, grid, scale_bits, last, phases);
+    }
     let price = vec![T::ZERO; task.capacity.len()];
     let market = Market::new(grid.clone(), scale_bits, &price, task.capacity);
-    let mut auction =
-        Auction::new(task, market, price, T::ZERO, KEEP.min(task.capacity.len().max(1)));
-    let mut eps = auction.span.shr(3).max(T::ONE);
+    let auction = Auction::new(task, market, price, T::ZERO, keep(task));
+    phases_down(auction, FIRST_COLD, last, phases)
+}
+
+/// Solves for a sample first.
+fn from_sample<'a, W: Weights, T: Tick>(
+    task: &'a Task<'a, W>,
+    grid: &Grid,
+    scale_bits: u32,
+    last: T,
+    phases: &mut u32,
+) -> Result<Auction<'a, W, T>, MatchError> {
+    let taking_part = (0u32..).zip(task.capacity).filter(|&(_, &c)| c > 0).map(|(col, _)| col);
+    let rows = thinned(&task.rows.iter().map(|&(row, _)| row).collect::<Vec<_>>());
+    let cols = thinned(&taking_part.collect::<Vec<_>>());
+    let sample = Owned::sampled(task.weights, &rows, &cols);
+    let units: Vec<(u32, u32)> = (0u32..).take(rows.len()).map(|row| (row, 1)).collect();
+    let small = Task {
+        weights: &sample,
+        rows: &units,
+        capacity: &vec![1; cols.len()],
+        way_out: task.way_out,
+        threads: task.threads,
+    };
+    let enough = span::<T>(grid, scale_bits).shr(LAST_IN_SAMPLE).max(T::ONE);
+    let solved = cold::<_, T>(&small, grid, scale_bits, enough, phases)?;
+    let out = solved.way_out.map_or(T::LOWEST, |value| value - solved.level);
+    let best = |at: usize| solved.lists.look(at, &solved.stock.price).best;
+    let known: Known<T> = (0..rows.len())
+        .filter(|&at| best(at) > T::LOWEST)
+        .map(|at| (rows[at], best(at).max(out)))
+        .collect();
+    let mut auction = priced(task, grid, scale_bits, &known, solved.loose.then_some(solved.level));
+    auction.bids += solved.bids;
+    auction.refills += solved.refills;
+    drop(solved);
+    phases_down(auction, FIRST_SAMPLED, last, phases)
+}
+
+/// One of each [`SAMPLE`], at places that follow no pattern.
+fn thinned(all: &[u32]) -> Vec<u32> {
+    all.chunks_exact(SAMPLE).enumerate().map(|(k, chunk)| chunk[scatter(k) % SAMPLE]).collect()
+}
+
+fn keep<W: Weights>(task: &Task<'_, W>) -> usize {
+    KEEP.min(task.capacity.len().max(1))
+}
+
+fn span<T: Tick>(grid: &Grid, scale_bits: u32) -> T {
+    let sign = if grid.minimize { -1.0 } else { 1.0 };
+    let (low, high) = (grid.units(sign * grid.low), grid.units(sign * grid.high));
+    T::from_i128((i128::from(high) - i128::from(low)).max(1) << scale_bits)
+}
+
+/// Phases from a fraction of the span of the weights down to `last`.
+fn phases_down<'a, W: Weights, T: Tick>(
+    mut auction: Auction<'a, W, T>,
+    first: u32,
+    last: T,
+    phases: &mut u32,
+) -> Result<Auction<'a, W, T>, MatchError> {
+    let mut eps = auction.span.shr(first).max(last);
     loop {
         eps = auction.phase(eps)?;
         *phases += 1;
-        if eps == T::ONE {
+        if eps <= last {
             return Ok(auction);
         }
-        eps = eps.shr(FALL).max(T::ONE);
+        eps = eps.shr(FALL).max(last);
     }
+}
+
+/// An auction at the prices that known profits give, with all lists made.
+fn priced<'a, W: Weights, T: Tick>(
+    task: &'a Task<'a, W>,
+    grid: &Grid,
+    scale_bits: u32,
+    known: &[(u32, T)],
+    floor: Option<T>,
+) -> Auction<'a, W, T> {
+    let zero = vec![T::ZERO; task.capacity.len()];
+    let mut market = Market::new(grid.clone(), scale_bits, &zero, task.capacity);
+    let mut tops = vec![i32::MIN; task.capacity.len()];
+    let mut buffer = Vec::new();
+    for &(row, profit) in known {
+        let line = row_of(task.weights, row as usize, &mut buffer);
+        W::Scalar::raise(line, market.rough_profit(profit), &market.rough, &mut tops);
+    }
+    let lowest = floor.unwrap_or_else(|| {
+        let allowed = tops.iter().filter(|&&t| t > FLOOR);
+        allowed.min().map_or(T::ZERO, |&t| market.price_of(t))
+    });
+    let price: Vec<T> = tops.iter().map(|&t| market.price_of(t.max(FLOOR)).max(lowest)).collect();
+    market.rebase(&price);
+    let mut auction = Auction::new(task, market, price, lowest, keep(task));
+    auction.fill_lists(keep(task));
+    auction
+}
+
+/// Starts from what the last cycle knew; nothing when too little of it still holds.
+fn warm<'a, W: Weights, T: Tick>(
+    task: &'a Task<'a, W>,
+    grid: &Grid,
+    scale_bits: u32,
+    memory: &Memory,
+) -> Option<Auction<'a, W, T>> {
+    let shift = grid.unit_exp + scale_bits.cast_signed() - memory.tick_exp;
+    let ticks = |x: i128| -> Option<T> {
+        let limit = T::LIMIT.to_i128() / 4;
+        let moved = if shift >= 0 {
+            let room = limit.checked_shr(shift.unsigned_abs())?;
+            (x.abs() < room).then(|| x << shift)?
+        } else {
+            x >> (-shift).min(127)
+        };
+        (moved.abs() < limit).then(|| T::from_i128(moved))
+    };
+    let mut capacity = task.capacity.to_vec();
+    let mut price = vec![T::ZERO; capacity.len()];
+    for (at, known) in memory.prices.iter().enumerate() {
+        match known.and_then(ticks) {
+            Some(p) => price[at] = p,
+            None => capacity[at] = 0,
+        }
+    }
+    let market = Market::new(grid.clone(), scale_bits, &price, &capacity);
+    let mut found = Candidates::new(4);
+    let mut buffer = Vec::new();
+    let mut known: Known<T> = Vec::new();
+    let out = task.way_out.map_or(T::LOWEST, T::from_i128);
+    for &(row, _) in task.rows {
+        let Some(profit) = memory.profits[row as usize].and_then(ticks) else { continue };
+        let line = row_of(task.weights, row as usize, &mut buffer);
+        // The profit still holds when the best value of the row has not moved.
+        let rough = market.rough_of(profit);
+        found.start(rough.saturating_sub(8));
+        W::Scalar::scan(line, &market.rough_price, &market.rough, &mut found);
+        let best = found.best_first().next().map(|(rough, _)| rough);
+        if best.is_some_and(|b| b <= rough.saturating_add(8)) {
+            known.push((row, profit.max(out)));
+        }
+    }
+    (known.len() * 2 > task.rows.len())
+        .then(|| priced(task, grid, scale_bits, &known, Some(T::ZERO)))
+}
+
+/// A number that depends on `x` in no simple way.
+#[expect(clippy::cast_possible_truncation, reason = "only the low bits are used")]
+fn scatter(x: usize) -> usize {
+    let x = x as u64;
+    let z = (x ^ (x >> 30)).wrapping_add(1).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (z ^ (z >> 31)) as usize
 }

@@ -129,7 +129,6 @@ impl<S: Scalar> Owned<S> {
         Self { rows: cols, cols: rows, data }
     }
 
-    #[expect(dead_code, reason = "the start from a sample is not there yet")]
     /// The rows and columns of `w` at the given places.
     pub(crate) fn sampled<W: Weights<Scalar = S>>(w: &W, rows: &[u32], cols: &[u32]) -> Self {
         let mut data = Vec::with_capacity(rows.len() * cols.len());

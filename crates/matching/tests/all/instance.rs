@@ -68,6 +68,29 @@ impl Instance {
         Self { rows, cols, data }
     }
 
+    /// Independent and uniform in [0, 1).
+    pub(crate) fn uniform(random: &mut Random, rows: usize, cols: usize) -> Self {
+        Self { rows, cols, data: (0..rows * cols).map(|_| random.unit()).collect() }
+    }
+
+    /// Many near ties: a smooth function of a row's and a column's kind, with noise on both.
+    pub(crate) fn clustered(random: &mut Random, rows: usize, cols: usize, noise: f32) -> Self {
+        let mut places = |count: usize, kinds: usize| -> Vec<[f32; 3]> {
+            let kinds: Vec<[f32; 3]> =
+                (0..kinds).map(|_| std::array::from_fn(|_| random.unit())).collect();
+            (0..count)
+                .map(|_| kinds[random.below(kinds.len())].map(|x| x + noise * random.unit()))
+                .collect()
+        };
+        let (online, offline) = (places(rows, 20), places(cols, 10));
+        let speed = |a: &[f32; 3], b: &[f32; 3]| {
+            let load: f32 = a.iter().zip(b).map(|(x, y)| (x + y).max(0.4) * (x - y).abs()).sum();
+            ((1.0 / (1.0 + load)) * 16_777_216.0).floor() / 16_777_216.0
+        };
+        let data = online.iter().flat_map(|a| offline.iter().map(move |b| speed(a, b))).collect();
+        Self { rows, cols, data }
+    }
+
     /// Each row and column as often as the counts say.
     pub(crate) fn expand(&self, row_counts: &[u32], col_counts: &[u32]) -> Self {
         let repeat = |counts: &[u32]| -> Vec<usize> {
