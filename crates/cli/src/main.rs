@@ -5,6 +5,7 @@
 
 mod cmd;
 mod table;
+mod speed_model;
 
 use std::process::ExitCode;
 

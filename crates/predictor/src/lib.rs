@@ -23,6 +23,7 @@ pub mod rule;
 pub mod sample;
 pub mod select;
 pub mod simd;
+pub mod study;
 pub mod trained;
 pub mod trees;
 pub mod validate;

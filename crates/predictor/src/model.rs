@@ -122,7 +122,7 @@ const STOPPING_FOLDS: usize = 7;
 
 impl MlpModel {
     #[expect(clippy::cast_possible_truncation, reason = "standardised features and speeds")]
-    fn rows(&self, data: &Dataset, keep: &[usize]) -> Rows {
+    pub(crate) fn rows(&self, data: &Dataset, keep: &[usize]) -> Rows {
         let width = self.online.width() + self.offline.width();
         let mut rows = Rows { width, ..Rows::default() };
         for &index in keep {
@@ -135,18 +135,23 @@ impl MlpModel {
         rows
     }
 
+    /// The encoders of these samples and no network yet.
+    pub(crate) fn encoders(data: &Dataset) -> Self {
+        let (online, offline) = halves(data);
+        MlpModel {
+            online: SideEncoder::fit(&online),
+            offline: SideEncoder::fit(&offline),
+            net: Mlp { layers: Vec::new() },
+        }
+    }
+
     /// Trains it; one fold of pairs is held back for early stopping.
     pub fn fit(
         data: &Dataset,
         options: &MlpOptions,
         progress: &mut dyn FnMut(Epoch) -> ControlFlow<()>,
     ) -> Result<(Self, Vec<Epoch>), PredictorError> {
-        let (online, offline) = halves(data);
-        let mut model = MlpModel {
-            online: SideEncoder::fit(&online),
-            offline: SideEncoder::fit(&offline),
-            net: Mlp { layers: Vec::new() },
-        };
+        let mut model = MlpModel::encoders(data);
         let split = folds(data, FoldBy::Pair { folds: STOPPING_FOLDS, seed: options.seed });
         let everything: Vec<usize> = (0..data.samples.len()).collect();
         let (train, held_back) = split

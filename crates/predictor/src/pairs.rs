@@ -91,6 +91,8 @@ pub(crate) struct MlpPairs {
     last: Vec<f32>,
     last_bias: f32,
     width: usize,
+    /// One layer only: no hidden nodes to hold at zero.
+    linear: bool,
 }
 
 impl MlpPairs {
@@ -156,6 +158,7 @@ impl MlpPairs {
             last,
             last_bias,
             width,
+            linear: model.net.layers.len() < 2,
         }
     }
 
@@ -173,8 +176,7 @@ impl PairSpeeds for MlpPairs {
         let widest =
             self.middle.iter().map(PackedLayer::outputs).max().unwrap_or(0).max(self.width);
         let (mut values, mut next) = (vec![0.0; widest * block], vec![0.0; widest * block]);
-        let linear = self.middle.is_empty() && self.width == 1 && self.last == [1.0];
-        let floor = if linear { f32::NEG_INFINITY } else { 0.0 };
+        let floor = if self.linear { f32::NEG_INFINITY } else { 0.0 };
         let online = &self.online_first[row];
         self.offline_first.fill(first_column, out, |panel, answers| {
             for ((line, offline), online) in

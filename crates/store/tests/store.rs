@@ -1,6 +1,6 @@
 //! The store as a program would use it, and what is left of it after `kill -9`.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -27,7 +27,7 @@ fn sample(number: u64) -> SpeedSample {
     SpeedSample {
         online: profile(&format!("web-{}", number % 5)),
         offline: profile(&format!("train-{}", number % 3)),
-        share: (number % 2 == 0).then(|| Percent::new(40.0).unwrap()),
+        share: number.is_multiple_of(2).then(|| Percent::new(40.0).unwrap()),
         speed: 0.5,
         at: Micros(number),
     }

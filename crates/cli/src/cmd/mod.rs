@@ -2,6 +2,9 @@
 
 mod config;
 mod plan;
+mod evaluate;
+mod predict;
+mod train;
 
 use std::process::ExitCode;
 
@@ -14,6 +17,9 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Config(config::ConfigCommand),
     Plan(plan::PlanArgs),
+    Evaluate(evaluate::EvaluateArgs),
+    Predict(predict::PredictArgs),
+    Train(train::TrainArgs),
 }
 
 impl Command {
@@ -22,6 +28,9 @@ impl Command {
         match self {
             Command::Config(command) => command.run(),
             Command::Plan(args) => plan::run(args),
+            Command::Evaluate(args) => evaluate::run(&args),
+            Command::Predict(args) => predict::run(&args),
+            Command::Train(args) => train::run(&args),
         }
     }
 }
