@@ -22,7 +22,7 @@ pub const NUMERIC_NAMES: [&str; NUMERIC] = [
     "log_solo_time",
     "log_memory",
     "log_batch",
-    "sm_share",
+    "log_sm_share",
 ];
 /// The place of the logarithm of the solo time.
 pub const SOLO_TIME: usize = 4;
@@ -55,7 +55,7 @@ impl Half {
                 profile.solo_time.map(|time| time.as_secs_f64().max(1e-6).ln()),
                 profile.memory.map(log_memory),
                 family_and_batch(&profile.workload).1.map(f64::log2),
-                fraction(share),
+                fraction(share).map(|s| s.max(0.01).ln()),
             ],
             workload: profile.workload.clone(),
         }

@@ -55,9 +55,9 @@ impl Default for MlpOptions {
     fn default() -> Self {
         MlpOptions {
             hidden: vec![64, 64],
-            learning_rate: 0.01,
+            learning_rate: 0.03,
             momentum: 0.9,
-            weight_decay: 1e-4,
+            weight_decay: 1e-3,
             batch: 32,
             max_epochs: 600,
             patience: 60,

@@ -25,14 +25,22 @@ pub enum ModelKind {
     Kernel,
     /// The rule with boosted trees on its residual.
     Trees,
+    /// The rule with a perceptron on its residual.
+    Hybrid,
     /// The paper's multi-layer perceptron.
     Mlp,
 }
 
 impl ModelKind {
     /// Simpler ones first: at equal error the first wins.
-    pub const ALL: [ModelKind; 5] =
-        [ModelKind::Mean, ModelKind::Rule, ModelKind::Kernel, ModelKind::Trees, ModelKind::Mlp];
+    pub const ALL: [ModelKind; 6] = [
+        ModelKind::Mean,
+        ModelKind::Rule,
+        ModelKind::Kernel,
+        ModelKind::Hybrid,
+        ModelKind::Mlp,
+        ModelKind::Trees,
+    ];
 
     /// The name on the command line and in files.
     pub fn name(self) -> &'static str {
@@ -41,6 +49,7 @@ impl ModelKind {
             ModelKind::Rule => "rule",
             ModelKind::Kernel => "kernel",
             ModelKind::Trees => "trees",
+            ModelKind::Hybrid => "hybrid",
             ModelKind::Mlp => "mlp",
         }
     }
@@ -66,6 +75,8 @@ pub struct MlpModel {
     pub offline: SideEncoder,
     /// The network.
     pub net: Mlp,
+    /// The constant, and the weight of the rule's speed; both zero for the paper's model.
+    pub trend: [f64; 2],
 }
 
 /// Trees on what the rule leaves.
@@ -92,7 +103,7 @@ pub enum Model {
     Kernel(Box<KernelModel>),
     /// See [`ModelKind::Trees`].
     Trees(TreesModel),
-    /// See [`ModelKind::Mlp`].
+    /// See [`ModelKind::Mlp`] and [`ModelKind::Hybrid`].
     Mlp(MlpModel),
 }
 
@@ -117,6 +128,12 @@ impl FitOptions {
     }
 }
 
+/// The rule's speed and the measured one of every sample.
+fn rule_and_speeds(data: &Dataset) -> (Vec<f64>, Vec<f64>) {
+    let rule = |s: &crate::SpeedSample| rule_speed(&s.online, s.share, &s.offline);
+    data.samples.iter().map(|s| (rule(s), s.speed)).unzip()
+}
+
 /// Every seventh pair or so is held back to know when to stop.
 const STOPPING_FOLDS: usize = 7;
 
@@ -130,7 +147,9 @@ impl MlpModel {
             let online = self.online.encode(&Half::new(&sample.online, sample.share));
             let offline = self.offline.encode(&Half::new(&sample.offline, None));
             rows.inputs.extend(online.into_iter().chain(offline).map(|v| v as f32));
-            rows.targets.push(sample.speed as f32);
+            let rule = rule_speed(&sample.online, sample.share, &sample.offline);
+            let rest = sample.speed - self.trend[0] - self.trend[1] * rule;
+            rows.targets.push(rest as f32);
         }
         rows
     }
@@ -142,16 +161,23 @@ impl MlpModel {
             online: SideEncoder::fit(&online),
             offline: SideEncoder::fit(&offline),
             net: Mlp { layers: Vec::new() },
+            trend: [0.0; 2],
         }
     }
 
-    /// Trains it; one fold of pairs is held back for early stopping.
+    /// Trains it; one fold of pairs is held back for early stopping. With `on_rule`, what it learns
+    /// is what a line through the rule's speeds leaves.
     pub fn fit(
         data: &Dataset,
+        on_rule: bool,
         options: &MlpOptions,
         progress: &mut dyn FnMut(Epoch) -> ControlFlow<()>,
     ) -> Result<(Self, Vec<Epoch>), PredictorError> {
         let mut model = MlpModel::encoders(data);
+        if on_rule {
+            let (rule, speeds) = rule_and_speeds(data);
+            model.trend = fit_line(&rule, &speeds);
+        }
         let split = folds(data, FoldBy::Pair { folds: STOPPING_FOLDS, seed: options.seed });
         let everything: Vec<usize> = (0..data.samples.len()).collect();
         let (train, held_back) = split
@@ -185,9 +211,7 @@ impl TreesModel {
             trend: [0.0; 2],
             trees: Trees { width: 0, base: 0.0, trees: Vec::new() },
         };
-        let rule: Vec<f64> =
-            data.samples.iter().map(|s| rule_speed(&s.online, s.share, &s.offline)).collect();
-        let speeds: Vec<f64> = data.samples.iter().map(|s| s.speed).collect();
+        let (rule, speeds) = rule_and_speeds(data);
         model.trend = fit_line(&rule, &speeds);
         let rest: Vec<f64> = speeds
             .iter()
@@ -229,8 +253,9 @@ impl Model {
                 (Model::Kernel(Box::new(KernelModel::fit(data, options.shape)?)), Vec::new())
             }
             ModelKind::Trees => (Model::Trees(TreesModel::fit(data, &options.trees)), Vec::new()),
-            ModelKind::Mlp => {
-                let (model, curve) = MlpModel::fit(data, &options.mlp, progress)?;
+            ModelKind::Mlp | ModelKind::Hybrid => {
+                let on_rule = kind == ModelKind::Hybrid;
+                let (model, curve) = MlpModel::fit(data, on_rule, &options.mlp, progress)?;
                 (Model::Mlp(model), curve)
             }
         })
@@ -243,6 +268,7 @@ impl Model {
             Model::Rule => ModelKind::Rule,
             Model::Kernel(_) => ModelKind::Kernel,
             Model::Trees(_) => ModelKind::Trees,
+            Model::Mlp(model) if model.trend != [0.0; 2] => ModelKind::Hybrid,
             Model::Mlp(_) => ModelKind::Mlp,
         }
     }
@@ -273,7 +299,8 @@ impl Model {
                 #[expect(clippy::cast_possible_truncation, reason = "standardised features")]
                 let row: Vec<f32> = row.map(|v| v as f32).collect();
                 let speed = model.net.predict(&row, 1).first().copied().unwrap_or(0.0);
-                f64::from(speed.clamp(0.0, 1.0))
+                let rule = rule_speed(online, share, offline);
+                (f64::from(speed) + model.trend[0] + model.trend[1] * rule).clamp(0.0, 1.0)
             }
         }
     }

@@ -80,6 +80,26 @@ fn rule_where_unknown(
     }
 }
 
+/// Adds the rule's part to the model's, and holds the sum within a range.
+fn add_rule(
+    online: &OnlineHalves,
+    offline: &OfflineHalves,
+    (row, first): (usize, usize),
+    trend: f32,
+    range: [f32; 2],
+    out: &mut [f32],
+) {
+    let online = online.rule[row];
+    if trend > 0.0 {
+        for (speed, offline) in out.iter_mut().zip(&offline.rule[first..]) {
+            *speed += trend * rule::speed(online, *offline);
+        }
+    }
+    for speed in out {
+        *speed = speed.clamp(range[0], range[1]);
+    }
+}
+
 /// Pairs of a perceptron: the first layer's halves are ready, the other layers run in blocks.
 pub(crate) struct MlpPairs {
     set: InstructionSet,
@@ -93,6 +113,8 @@ pub(crate) struct MlpPairs {
     width: usize,
     /// One layer only: no hidden nodes to hold at zero.
     linear: bool,
+    /// The weight of the rule's speed.
+    trend: f32,
 }
 
 impl MlpPairs {
@@ -148,6 +170,7 @@ impl MlpPairs {
             _ => (vec![1.0], 0.0),
         };
         last.resize(inputs, 0.0);
+        let last_bias = last_bias + narrow(model.trend[0]);
         MlpPairs {
             set,
             online,
@@ -159,6 +182,7 @@ impl MlpPairs {
             last_bias,
             width,
             linear: model.net.layers.len() < 2,
+            trend: narrow(model.trend[1]),
         }
     }
 
@@ -191,10 +215,8 @@ impl PairSpeeds for MlpPairs {
                 std::mem::swap(&mut values, &mut next);
             }
             weighted_sum(self.set, &self.last, &values, self.last_bias, answers);
-            for answer in answers.iter_mut() {
-                *answer = answer.clamp(0.0, 1.0);
-            }
         });
+        add_rule(&self.online, &self.offline, (row, first_column), self.trend, [0.0, 1.0], out);
         rule_where_unknown(&self.online, &self.offline, row, first_column, out);
     }
 }
@@ -256,11 +278,7 @@ impl PairSpeeds for KernelPairs {
         self.offline_rows.fill(first_column, out, |panel, answers| {
             weighted_sum(self.set, factors, panel, *start, answers);
         });
-        let online = self.online.rule[row];
-        for (speed, offline) in out.iter_mut().zip(&self.offline.rule[first_column..]) {
-            let rule = if self.trend > 0.0 { rule::speed(online, *offline) } else { 0.0 };
-            *speed = (*speed + self.trend * rule).clamp(self.range[0], self.range[1]);
-        }
+        add_rule(&self.online, &self.offline, (row, first_column), self.trend, self.range, out);
         rule_where_unknown(&self.online, &self.offline, row, first_column, out);
     }
 }

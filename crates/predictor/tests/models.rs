@@ -131,7 +131,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn a_damaged_model_file_is_refused_and_never_panics(
-        kind in 0usize..5, at in 0.0f64..1.0, bit in 0u8..8, cut in any::<bool>(),
+        kind in 0usize..ModelKind::ALL.len(), at in 0.0f64..1.0, bit in 0u8..8, cut in any::<bool>(),
     ) {
         let model = trained(ModelKind::ALL[kind], &measured(60, 0.1, 3));
         let mut bytes = file::to_bytes(&model);

@@ -25,7 +25,7 @@ use crate::speed_model::source::SourceArgs;
 pub(crate) struct EvaluateArgs {
     #[command(flatten)]
     source: SourceArgs,
-    /// The kinds to try: mean, rule, kernel, trees, mlp.
+    /// The kinds to try: mean, rule, kernel, hybrid, mlp, trees.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
     kinds: Vec<String>,
     /// Seeds of the kinds that are random; every one is reported.

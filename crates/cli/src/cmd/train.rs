@@ -27,7 +27,7 @@ pub(crate) struct TrainArgs {
     /// Folder for the model, its card and its learning curve.
     #[arg(long, value_name = "DIR", default_value = "models")]
     out: PathBuf,
-    /// The kinds that may win: mean, rule, kernel, trees, mlp.
+    /// The kinds that may win: mean, rule, kernel, hybrid, mlp, trees.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
     kinds: Vec<String>,
     /// Hidden layers of the perceptron.

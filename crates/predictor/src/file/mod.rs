@@ -63,7 +63,7 @@ pub fn from_bytes(bytes: &[u8]) -> Result<TrainedModel, PredictorError> {
         ModelKind::Rule => Model::Rule,
         ModelKind::Kernel => Model::Kernel(Box::new(parts::kernel(&file)?)),
         ModelKind::Trees => Model::Trees(parts::trees(&file)?),
-        ModelKind::Mlp => Model::Mlp(parts::mlp(&file)?),
+        ModelKind::Mlp | ModelKind::Hybrid => Model::Mlp(parts::mlp(&file)?),
     };
     let deviation = file.f32("deviation", &[Some(3)])?;
     let errors = file.f64("errors", &[Some(3)])?;

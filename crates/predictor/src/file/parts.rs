@@ -59,6 +59,7 @@ fn encoder(file: &Container, side: &str) -> Result<SideEncoder, PredictorError> 
 pub(super) fn put_mlp(file: &mut Container, model: &MlpModel) {
     put_encoder(file, "online", &model.online);
     put_encoder(file, "offline", &model.offline);
+    file.put_f64("trend", &[2], model.trend.to_vec());
     let layers = &model.net.layers;
     file.header.insert("layers".to_owned(), json!(layers.len()));
     for (number, layer) in layers.iter().enumerate() {
@@ -88,7 +89,12 @@ pub(super) fn mlp(file: &Container) -> Result<MlpModel, PredictorError> {
         layers.push(Layer { inputs, outputs, weights, biases });
         inputs = outputs;
     }
-    Ok(MlpModel { online, offline, net: Mlp { layers } })
+    let trend = file.f64("trend", &[Some(2)])?;
+    let trend = [trend[0], trend[1]];
+    if !trend.iter().all(|t| t.is_finite()) {
+        return Err(refuse(format!("the rule's weights are {trend:?}")));
+    }
+    Ok(MlpModel { online, offline, net: Mlp { layers }, trend })
 }
 
 pub(super) fn put_trees(file: &mut Container, model: &TreesModel) {
