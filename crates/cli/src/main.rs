@@ -4,8 +4,8 @@
 //! nothing here links `xcuda` or `emulated-gpu`: their exported symbols would end up in the program.
 
 mod cmd;
-mod table;
 mod speed_model;
+mod table;
 
 use std::process::ExitCode;
 

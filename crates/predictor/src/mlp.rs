@@ -397,7 +397,12 @@ mod tests {
     #[test]
     fn training_learns_is_deterministic_and_stops_early() {
         let (train, validation) = (rows(200, 6, 3), rows(150, 6, 4));
-        let options = MlpOptions { max_epochs: 400, patience: 15, ..MlpOptions::default() };
+        let options = MlpOptions {
+            max_epochs: 400,
+            patience: 15,
+            weight_decay: 1e-5,
+            ..MlpOptions::default()
+        };
         let run = |seed| {
             let options = MlpOptions { seed, ..options.clone() };
             Mlp::train(&train, &validation, &options, |_| ControlFlow::Continue(())).unwrap()

@@ -1,8 +1,8 @@
 //! One module per subcommand. Add a variant here and a file beside it.
 
 mod config;
-mod plan;
 mod evaluate;
+mod plan;
 mod predict;
 mod train;
 
