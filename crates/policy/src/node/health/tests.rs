@@ -225,6 +225,21 @@ fn transitions_say_why() {
     assert_eq!(t.to_string(), "Overlimit -> Disabled: disabled by recovery.gpu-reset");
 }
 
+#[test]
+fn new_thresholds_count_from_the_next_sample_on() {
+    let (mut m, now) = in_state(HealthState::Healthy);
+    let strict = Thresholds {
+        bands: vec![Bands::new(Metric::SmActivity, 10.0, 20.0, 30.0).unwrap()],
+        ..t4()
+    };
+    let params = HealthParams { confirm_after: Micros::ZERO, ..HealthParams::default() };
+    m.reconfigure(strict, params);
+    assert_eq!(m.step(now, HealthEvent::Tick), None);
+    let at = now.saturating_add(ms(100));
+    let t = m.step(at, HealthEvent::Sample(&fine(at))).unwrap();
+    assert_eq!(t.to, HealthState::Overlimit, "without a confirmation it is the paper's machine");
+}
+
 /// Each `.scenario` is a script of samples with the transitions it must cause, line by line.
 #[test]
 fn scenarios() {
