@@ -118,24 +118,28 @@ API int cuIpcOpenMemHandle(u64 *o, struct ipc h, unsigned f) { return cuIpcOpenM
 API int cuMemGetAddressRange_v2(u64 *b, size_t *n, u64 p) { if (b) *b = p; if (n) *n = ipc_bytes; return 0; }
 
 /* ---- pools: reserve in grains, keep until trimmed ---- */
-static u64 pool_reserved, pool_used;
+static u64 reserved_of[2], used_of[2];
+#define pool_reserved reserved_of[(p >> 12) & 1]
+#define pool_used used_of[(p >> 12) & 1]
+static u64 capturing = ~0ull;
 API int cuDeviceGetMemPool(u64 *o, int d) { *o = 0x2000 + d; return 0; }
 API int cuDeviceGetDefaultMemPool(u64 *o, int d) { *o = 0x2000 + d; return 0; }
 API int cuMemPoolCreate(u64 *o, const void *p) { (void)p; *o = 0x3000; return 0; }
-API int cuMemPoolGetAttribute(u64 p, int a, u64 *v) { (void)p; *v = a == 5 ? pool_reserved : a == 7 ? pool_used : 0; return 0; }
-static u64 sizes[4096][2];
-static int pool_alloc(u64 *o, size_t n) {
+API int cuMemPoolGetAttribute(u64 p, int a, u64 *v) { *v = a == 5 ? pool_reserved : a == 7 ? pool_used : 0; return 0; }
+static u64 sizes[4096][3];
+static int pool_alloc(u64 *o, size_t n, u64 p, u64 s) {
+    if (s == capturing) { *o = fresh(n); return 0; }
     n = (n + 511) & ~(size_t)511;
     *o = fresh(n); pool_used += n;
     if (pool_used > pool_reserved) pool_reserved = (pool_used + POOL_GRAIN - 1) / POOL_GRAIN * POOL_GRAIN;
-    for (int i = 0; i < 4096; i++) if (!sizes[i][0]) { sizes[i][0] = *o; sizes[i][1] = n; break; }
+    for (int i = 0; i < 4096; i++) if (!sizes[i][0]) { sizes[i][0] = *o; sizes[i][1] = n; sizes[i][2] = p; break; }
     return 0;
 }
-API int cuMemAllocAsync(u64 *o, size_t n, u64 s) { (void)s; return pool_alloc(o, n); }
-API int cuMemAllocAsync_ptsz(u64 *o, size_t n, u64 s) { (void)s; return pool_alloc(o, n); }
-API int cuMemAllocFromPoolAsync(u64 *o, size_t n, u64 p, u64 s) { (void)p; (void)s; return pool_alloc(o, n); }
-API int cuMemAllocFromPoolAsync_ptsz(u64 *o, size_t n, u64 p, u64 s) { (void)p; (void)s; return pool_alloc(o, n); }
-API int cuMemFreeAsync(u64 p, u64 s) { (void)s; for (int i = 0; i < 4096; i++) if (sizes[i][0] == p) { pool_used -= sizes[i][1]; sizes[i][0] = 0; } return 0; }
+API int cuMemAllocAsync(u64 *o, size_t n, u64 s) { return pool_alloc(o, n, 0x2000, s); }
+API int cuMemAllocAsync_ptsz(u64 *o, size_t n, u64 s) { return pool_alloc(o, n, 0x2000, s); }
+API int cuMemAllocFromPoolAsync(u64 *o, size_t n, u64 p, u64 s) { return pool_alloc(o, n, p, s); }
+API int cuMemAllocFromPoolAsync_ptsz(u64 *o, size_t n, u64 p, u64 s) { return pool_alloc(o, n, p, s); }
+API int cuMemFreeAsync(u64 a, u64 s) { (void)s; for (int i = 0; i < 4096; i++) if (sizes[i][0] == a) { u64 p = sizes[i][2]; pool_used -= sizes[i][1]; sizes[i][0] = 0; } return 0; }
 API int cuMemFreeAsync_ptsz(u64 p, u64 s) { return cuMemFreeAsync(p, s); }
 API int cuMemPoolTrimTo(u64 p, size_t keep) { (void)p; u64 low = (pool_used + POOL_GRAIN - 1) / POOL_GRAIN * POOL_GRAIN; pool_reserved = low > keep ? low : keep; return 0; }
 API int cuMemPoolDestroy(u64 p) { (void)p; pool_reserved = pool_used = 0; return 0; }
@@ -159,7 +163,6 @@ API u64 stub_launches(void) { return launches; }
 API u64 stub_calls_beside(void) { return calls_beside; }
 
 /* ---- capture ---- */
-static u64 capturing = ~0ull;
 API int cuStreamBeginCapture_v2(u64 s, int m) { (void)m; capturing = s; return 0; }
 API int cuStreamEndCapture(u64 s, u64 *g) { (void)s; capturing = ~0ull; if (g) *g = fresh(512); return 0; }
 API int cuStreamIsCapturing(u64 s, int *st) { calls_beside++; *st = s == capturing; return 0; }

@@ -143,8 +143,9 @@ fn wait_for_turn(control: &Control, stream: CUstream, cost: u64) -> Pass {
         }
     }
     let limits = control.agent.limits();
-    // Paid in advance for a hundredth of a second at most, so that slow rates stay even.
-    let batch = (limits.rate_milli_per_s / 100_000).clamp(1, u64::from(flight::MARK));
+    // Paid in advance for a hundredth of a second and a burst at most, so that slow rates stay even.
+    let most = u64::from(flight::MARK).min(limits.burst);
+    let batch = (limits.rate_milli_per_s / 100_000).clamp(1, most);
     let wanted = batch.max(cost);
     let credit = record.credit.load(Ordering::Relaxed).max(0).cast_unsigned();
     let mut paid = credit;
