@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use muxflow_abi::control::{
-    AGENT_FILE, AgentPart, Counters, Gate, JOB_FILE, JobPart, Limits, Settings, SlotState,
+    AGENT_FILE, AgentPart, Counters, Gate, JOB_FILE, JobPart, Limits, Owner, Settings, SlotState,
 };
 
 use crate::error::{AgentError, Result, file};
@@ -172,6 +172,11 @@ impl ControlBlock {
         self.agent_unchecked().set_quota(0, bytes);
     }
 
+    /// The hard cap on the job's memory on one of several devices, by its place in the settings.
+    pub fn set_quota_of(&self, device: usize, bytes: u64) {
+        self.agent_unchecked().set_quota(device, bytes);
+    }
+
     /// The hard cap in force.
     pub fn quota_bytes(&self) -> u64 {
         self.agent_unchecked().quota_bytes(0)
@@ -222,6 +227,26 @@ impl ControlBlock {
         sum
     }
 
+    /// The job's part, of which only the header can be trusted.
+    pub fn job(&self) -> &JobPart {
+        self.job_unchecked()
+    }
+
+    /// Gives back what dead processes held; says how many there were.
+    pub fn reclaim(&self) -> usize {
+        let me = Owner { pid: std::process::id(), start_ticks: 0 };
+        let mut dead = Vec::new();
+        self.job_unchecked().each(|counters| {
+            if !is_owner_alive(counters) {
+                dead.push((counters.owner, counters.pid_namespace));
+            }
+        });
+        if dead.is_empty() {
+            return 0;
+        }
+        self.job_unchecked().reclaim(me, |owner, of| dead.contains(&(owner, of)), |_| {})
+    }
+
     /// Removes the files; mappings of others stay valid.
     pub fn remove(self) -> Result<()> {
         let dir = self.dir.clone();
@@ -255,7 +280,6 @@ fn own_pid_namespace() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use muxflow_abi::control::Owner;
 
     fn own_slot(block: &ControlBlock) -> usize {
         let own = ProcessKey::own();

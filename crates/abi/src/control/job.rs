@@ -173,7 +173,11 @@ pub struct JobPart {
     /// When the launch bucket will be empty again; see [`JobPart::take`].
     bucket_ns: AtomicU64,
     export_count: AtomicU64,
-    pad: [AtomicU64; 501],
+    /// What processes did whose slots were given back: launches, delay, refusals, overruns.
+    retired: [AtomicU64; 4],
+    /// The most that one of them held.
+    retired_peak_bytes: AtomicU64,
+    pad: [AtomicU64; 496],
     exports: [AtomicU64; EXPORTS],
     charged: [[AtomicU64; SLOTS]; DEVICES],
     slots: [Slot; SLOTS],
@@ -231,6 +235,9 @@ impl JobPart {
         })?;
         self.used_slots.fetch_max(index as u64 + 1, Ordering::AcqRel);
         let slot = &self.slots[index];
+        if mine.is_some() {
+            self.retire(&self.counters_of(index, owner));
+        }
         slot.clear();
         for device in &self.charged {
             device[index].store(0, Ordering::Relaxed);
@@ -274,7 +281,9 @@ impl JobPart {
                 .is_ok();
             if won {
                 if word & RECLAIMING == 0 {
-                    last_words(&self.counters_of(index, owner));
+                    let counters = self.counters_of(index, owner);
+                    self.retire(&counters);
+                    last_words(&counters);
                 }
                 for device in &self.charged {
                     device[index].store(0, Ordering::Relaxed);
@@ -285,6 +294,36 @@ impl JobPart {
             }
         }
         cleared
+    }
+
+    fn retire(&self, counters: &Counters) {
+        let did = [counters.launches, counters.delayed_ns, counters.refused, counters.overruns];
+        for (sum, more) in self.retired.iter().zip(did) {
+            sum.fetch_add(more, Ordering::Relaxed);
+        }
+        let held = counters.charged_bytes.iter().fold(0_u64, |sum, &more| sum.saturating_add(more));
+        self.retired_peak_bytes.fetch_max(held.max(counters.peak_bytes), Ordering::Relaxed);
+    }
+
+    /// The most that a process held whose slot was given back.
+    pub fn retired_peak_bytes(&self) -> u64 {
+        self.retired_peak_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What the job's processes did, the dead included: launches, delay in ns, refusals, overruns.
+    pub fn did(&self) -> [u64; 4] {
+        let mut sums = [0; 4];
+        for (sum, retired) in sums.iter_mut().zip(&self.retired) {
+            *sum = retired.load(Ordering::Relaxed);
+        }
+        self.each(|c| {
+            for (sum, more) in
+                sums.iter_mut().zip([c.launches, c.delayed_ns, c.refused, c.overruns])
+            {
+                *sum = sum.saturating_add(more);
+            }
+        });
+        sums
     }
 
     /// Charges `bytes` to a slot if all slots together stay within `quota_bytes`.

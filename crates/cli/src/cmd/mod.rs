@@ -4,6 +4,7 @@ mod config;
 mod evaluate;
 mod plan;
 mod predict;
+mod run;
 mod train;
 
 use std::process::ExitCode;
@@ -20,6 +21,7 @@ pub(crate) enum Command {
     Evaluate(evaluate::EvaluateArgs),
     Predict(predict::PredictArgs),
     Train(train::TrainArgs),
+    Run(run::RunArgs),
 }
 
 impl Command {
@@ -31,6 +33,7 @@ impl Command {
             Command::Evaluate(args) => evaluate::run(&args),
             Command::Predict(args) => predict::run(&args),
             Command::Train(args) => train::run(&args),
+            Command::Run(args) => run::run(args),
         }
     }
 }
