@@ -8,7 +8,8 @@
 //! - a load at or over `shut_at` closes it at once, whatever the history;
 //! - while nothing may run ([`LaunchGate::hold`]) it is closed and gathers nothing;
 //! - without a fresh reading it closes at a stated rate. Absent, repeated and late readings are no
-//!   readings: they neither integrate nor keep the gate open.
+//!   readings: they neither integrate nor keep the gate open;
+//!   a repeated refresh can still shut it.
 //!
 //! When the clock goes backwards, all that was read before counts as absent.
 
@@ -257,7 +258,14 @@ impl LaunchGate {
             }
             return;
         };
-        if reading.refreshed_at <= last.refreshed_at {
+        if reading.refreshed_at < last.refreshed_at {
+            return;
+        }
+        if reading.refreshed_at == last.refreshed_at {
+            // The slowest counter is the same, a faster one may have moved: alarming news count.
+            if load >= p.shut_at {
+                self.fraction = 0.0;
+            }
             return;
         }
         let gap = reading.refreshed_at.since(last.refreshed_at);

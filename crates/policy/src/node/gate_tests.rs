@@ -164,11 +164,14 @@ fn repeated_and_late_readings_do_not_integrate() {
     assert!(!once.closed);
     for now in 101..200 {
         assert_eq!(gate.step(ms(now), reading(100, 0.1)), once, "the same refresh again");
+        assert_eq!(gate.step(ms(now), reading(100, 0.9)), once, "even with another load");
         assert_eq!(gate.step(ms(now), reading(50, 0.0)), once, "older than what is known");
         assert_eq!(gate.step(ms(now), reading(now + 1, 0.0)), once, "from the future");
         assert_eq!(gate.step(ms(now), None), once);
     }
     assert!(gate.step(ms(200), reading(200, 0.1)).fraction > once.fraction);
+    let alarm = gate.step(ms(201), reading(200, 1.0));
+    assert_eq!(alarm, LaunchBudget::CLOSED, "a faster counter of the same refresh may shut it");
 }
 
 #[test]
