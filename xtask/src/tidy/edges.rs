@@ -20,6 +20,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("muxflow-store", &["muxflow-types"]),
     ("muxflow-xcuda", &["muxflow-abi"]),
     ("muxflow-emulated-gpu", &["muxflow-abi", "muxflow-gpu-model", "muxflow-types"]),
+    ("muxflow-emulated-cuda", &["muxflow-abi", "muxflow-emulated-gpu"]),
+    ("muxflow-emulated-nvml", &["muxflow-abi", "muxflow-emulated-gpu"]),
+    ("muxflow-emulated-dcgm", &["muxflow-abi", "muxflow-emulated-gpu"]),
+    ("muxflow-agent", &["muxflow-types", "muxflow-policy", "muxflow-abi"]),
+    (
+        "muxflow-kubernetes",
+        &["muxflow-types", "muxflow-policy", "muxflow-predictor", "muxflow-matching", "muxflow-api"],
+    ),
+    ("muxflow-test-cluster", &[]),
+    ("muxflow-examples", &["muxflow-abi"]),
+    ("muxflow-e2e", &["muxflow-abi"]),
     (
         "muxflow-sim",
         &[
@@ -43,6 +54,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "muxflow-store",
             "muxflow-abi",
             "muxflow-sim",
+            "muxflow-agent",
+            "muxflow-kubernetes",
         ],
     ),
 ];
