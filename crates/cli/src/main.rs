@@ -6,6 +6,7 @@
 mod cmd;
 mod speed_model;
 mod table;
+mod weights;
 
 use std::process::ExitCode;
 

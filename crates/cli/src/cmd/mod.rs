@@ -2,6 +2,7 @@
 
 mod config;
 mod evaluate;
+mod matching;
 mod plan;
 mod predict;
 mod run;
@@ -17,6 +18,7 @@ pub(crate) enum Command {
     /// Check or print the configuration of the node laws.
     #[command(subcommand)]
     Config(config::ConfigCommand),
+    Match(matching::MatchArgs),
     Plan(plan::PlanArgs),
     Evaluate(evaluate::EvaluateArgs),
     Predict(predict::PredictArgs),
@@ -29,6 +31,7 @@ impl Command {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Command::Config(command) => command.run(),
+            Command::Match(args) => matching::run(&args),
             Command::Plan(args) => plan::run(args),
             Command::Evaluate(args) => evaluate::run(&args),
             Command::Predict(args) => predict::run(&args),
