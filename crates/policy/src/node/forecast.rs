@@ -203,10 +203,19 @@ impl ActivityForecaster {
 
     /// Takes the online activity of a moment. Moments before the running interval are ignored.
     pub fn observe(&mut self, at: Micros, activity: Percent) {
-        let slot = at.0 / self.params.interval.0.max(1);
+        let slot = self.advance(at);
+        if let Some(running) = self.running.as_mut().filter(|running| running.slot == slot) {
+            running.sum += activity.fraction();
+            running.count += 1;
+        }
+    }
+
+    /// Lets the time pass without a new value: ends the running interval when it is over. Not needed
+    /// before [`ActivityForecaster::demand`], but it saves that a copy of everything.
+    pub fn advance(&mut self, now: Micros) -> u64 {
+        let slot = now.0 / self.params.interval.0.max(1);
         match self.running {
-            Some(running) if slot < running.slot => return,
-            Some(running) if slot == running.slot => {}
+            Some(running) if slot <= running.slot => {}
             running => {
                 if let Some(running) = running {
                     self.close(running, slot);
@@ -215,10 +224,7 @@ impl ActivityForecaster {
                 self.issue(slot);
             }
         }
-        if let Some(running) = &mut self.running {
-            running.sum += activity.fraction();
-            running.count += 1;
-        }
+        slot
     }
 
     /// What the service needs in the interval that `now` lies in, or in a later one when nothing has
@@ -246,7 +252,9 @@ impl ActivityForecaster {
 
     /// Ends an interval: scores the forecasts that were made for it and remembers it.
     fn close(&mut self, running: Running, next_slot: u64) {
-        let Some(seen) = running.mean() else { return };
+        let Some(seen) = running.mean() else {
+            return self.remember(running.slot, -1.0, next_slot);
+        };
         for expert in &mut self.experts {
             let Some((forecast, bound)) = expert.issued.take() else { continue };
             expert.errors.push((seen - forecast) / scale(forecast), self.params.errors);

@@ -173,6 +173,22 @@ fn bad_parameters_are_refused_by_name() {
     }
 }
 
+#[test]
+fn letting_the_time_pass_first_changes_nothing() {
+    let trace = diurnal(288 * 4, 0.03, 5);
+    let mut plain = ActivityForecaster::new(ForecastParams::default(), 0.9);
+    let mut advanced = plain.clone();
+    for (slot, &value) in trace.iter().enumerate() {
+        // Now and then nothing is seen for a while.
+        let at = Micros::from_secs((slot + slot / 100 * 5) as u64 * SLOT_S);
+        advanced.advance(at);
+        assert_eq!(advanced.demand(at), plain.demand(at), "interval {slot}");
+        let value = Percent::from_fraction(value).unwrap();
+        plain.observe(at, value);
+        advanced.observe(at, value);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
