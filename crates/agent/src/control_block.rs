@@ -128,7 +128,7 @@ impl ControlBlock {
         unsafe { &*self.agent.base().cast_const().cast::<AgentPart>() }
     }
 
-    fn job_unchecked(&self) -> &JobPart {
+    pub(crate) fn job_unchecked(&self) -> &JobPart {
         // SAFETY: as above, with JobPart::BYTES.
         unsafe { &*self.job.base().cast_const().cast::<JobPart>() }
     }

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::Group;
+use crate::cgroup::{Group, Limits};
 use crate::error::{AgentError, Result, file};
 use crate::logs::LogLimits;
 use crate::process::ProcessKey;
@@ -65,6 +65,8 @@ pub struct Launch {
     pub cwd: PathBuf,
     /// User and group that it runs as; none means the agent's.
     pub user: Option<(u32, u32)>,
+    /// What its control group is held to.
+    pub limits: Limits,
     /// Its control group.
     pub group: Group,
     /// How much of its output is kept.

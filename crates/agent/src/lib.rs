@@ -15,6 +15,7 @@ pub mod control_block;
 pub mod environment;
 pub mod error;
 pub mod errors;
+pub mod gpu;
 pub mod host;
 pub mod keeper;
 pub mod launch;

@@ -169,6 +169,12 @@ impl Runner {
         Ok((found, troubles))
     }
 
+    /// The end of a workload has been told: only its output stays, and it is not found again.
+    pub fn settle(&self, kind: Kind, name: &str) -> Result<()> {
+        let path = self.files(kind, name).launch_file();
+        fs::remove_file(&path).map_err(file("remove", &path))
+    }
+
     /// Forgets a workload that has ended: its directory goes.
     pub fn forget(&self, kind: Kind, name: &str) -> Result<()> {
         let files = self.files(kind, name);

@@ -36,6 +36,7 @@ fn shell(runner: &Runner, kind: Kind, name: &str, script: &str) -> Launch {
     let limits = Limits { cpus: Some("0".into()), memory_bytes: Some(256 << 20) };
     Launch {
         group: runner.group(kind, &name, &limits).unwrap(),
+        limits,
         name,
         kind,
         gpu: "GPU-test".into(),

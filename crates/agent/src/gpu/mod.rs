@@ -1,0 +1,360 @@
+//! One GPU: a fast loop that holds its gate, and a slow loop that runs its workloads and repairs it.
+//!
+//! The two share little: the job that is on the GPU with its control block, and a channel each way.
+//! The fast loop ([`control`]) touches memory only and never waits; the slow one ([`supervisor`]) may
+//! wait for processes, for MPS and for a probe, and nothing that protects the service depends on it.
+
+pub mod control;
+pub mod response;
+pub mod supervisor;
+pub mod workloads;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use muxflow_policy::node::fault::{Action, Fault};
+use muxflow_policy::node::health::Transition;
+use muxflow_types::{Bytes, HealthState, JobId, Micros, Percent, ServiceId, SmShare};
+
+use crate::cgroup::Limits;
+use crate::control_block::{ControlBlock, JobCounts};
+use crate::launch::Exit;
+use crate::monitor::nvml::GpuFacts;
+use crate::monitor::{ActivitySource, Monitor};
+use crate::stop::StopLimits;
+
+/// An online service to run on a GPU.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OnlineSpec {
+    /// Its name.
+    pub service: ServiceId,
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Variables it asks for.
+    pub env: BTreeMap<String, String>,
+    /// Where it runs.
+    pub cwd: PathBuf,
+    /// User and group; none means the agent's.
+    pub user: Option<(u32, u32)>,
+    /// Its control group.
+    pub limits: Limits,
+    /// A file in which it writes its latency at the SLO percentile, in microseconds.
+    pub latency_file: Option<PathBuf>,
+    /// How long it may take to leave.
+    pub grace_ms: u64,
+}
+
+/// An offline job to run on a GPU.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OfflineSpec {
+    /// Its name.
+    pub job: JobId,
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Variables it asks for.
+    pub env: BTreeMap<String, String>,
+    /// Where it runs.
+    pub cwd: PathBuf,
+    /// User and group; none means the agent's.
+    pub user: Option<(u32, u32)>,
+    /// Its control group.
+    pub limits: Limits,
+    /// The share it starts with; none takes what the GPU offers now.
+    pub share: Option<SmShare>,
+    /// The hard cap on its memory; none takes what the GPU offers now.
+    pub quota: Option<Bytes>,
+    /// How long each step of its stop may take.
+    pub stop: StopLimits,
+}
+
+/// Why offline work is stopped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopReason {
+    /// The GPU's health.
+    Health(String),
+    /// The host is in distress.
+    Host(String),
+    /// The manager, or whoever asked through it.
+    Asked,
+    /// An error on the GPU.
+    Fault(Fault),
+    /// The agent leaves.
+    Shutdown,
+}
+
+impl fmt::Display for StopReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StopReason::Health(cause) => write!(f, "health: {cause}"),
+            StopReason::Host(cause) => write!(f, "host: {cause}"),
+            StopReason::Asked => f.write_str("asked"),
+            StopReason::Fault(fault) => write!(f, "fault {fault}"),
+            StopReason::Shutdown => f.write_str("the agent leaves"),
+        }
+    }
+}
+
+impl StopReason {
+    /// One word for metrics.
+    pub fn word(&self) -> &'static str {
+        match self {
+            StopReason::Health(_) => "health",
+            StopReason::Host(_) => "host",
+            StopReason::Asked => "asked",
+            StopReason::Fault(_) => "fault",
+            StopReason::Shutdown => "shutdown",
+        }
+    }
+}
+
+/// What the slow loop of a GPU is told.
+#[derive(Debug)]
+pub enum Order {
+    /// Run this service.
+    StartOnline(Box<OnlineSpec>),
+    /// Stop the service and do not start it again.
+    StopOnline,
+    /// Run this job.
+    StartOffline(Box<OfflineSpec>),
+    /// Stop the job, if it is this one or none is named.
+    StopOffline {
+        /// Which.
+        job: Option<JobId>,
+        /// Why.
+        reason: StopReason,
+    },
+    /// The fast loop wants the job gone.
+    Evict {
+        /// In words.
+        cause: String,
+        /// It rests on readings and may be held back.
+        by_readings: bool,
+    },
+    /// An error was seen.
+    Fault(FaultSeen),
+    /// An operator reset the GPU.
+    GpuWasReset,
+    /// Stop offline work and end the loop; online goes on.
+    Shutdown,
+}
+
+/// An error with what is known of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FaultSeen {
+    /// When.
+    pub at: Micros,
+    /// What.
+    pub fault: Fault,
+    /// The process that is blamed.
+    pub pid: Option<u32>,
+}
+
+/// What the agent tells whoever listens.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// A GPU changed its state of health.
+    Health(Transition),
+    /// A service runs.
+    OnlineStarted {
+        /// Which.
+        service: ServiceId,
+        /// Its process.
+        pid: u32,
+        /// It was found running, not started.
+        adopted: bool,
+    },
+    /// A service ended.
+    OnlineEnded {
+        /// Which.
+        service: ServiceId,
+        /// How.
+        exit: Exit,
+    },
+    /// A job runs.
+    JobStarted {
+        /// Which.
+        job: JobId,
+        /// Its process.
+        pid: u32,
+        /// The share it got.
+        share: SmShare,
+        /// The quota it got.
+        quota: Bytes,
+    },
+    /// A job could not be started.
+    JobRefused {
+        /// Which.
+        job: JobId,
+        /// Why.
+        reason: String,
+    },
+    /// A job ended.
+    JobEnded {
+        /// Which.
+        job: JobId,
+        /// How.
+        exit: Exit,
+        /// Why it was stopped, when it was.
+        reason: Option<StopReason>,
+        /// It should be queued again.
+        requeue: bool,
+        /// It is to blame for an error.
+        fail_prone: bool,
+    },
+    /// An error was handled.
+    Fault {
+        /// What was seen.
+        seen: FaultSeen,
+        /// What was done.
+        actions: Vec<Action>,
+        /// How long that took.
+        took: Micros,
+    },
+    /// Something a person must see.
+    Alert(String),
+}
+
+/// The job on a GPU, as both loops see it.
+#[derive(Debug)]
+pub struct ActiveJob {
+    /// Which.
+    pub job: JobId,
+    /// Its control block.
+    pub block: ControlBlock,
+    /// The share it was started with.
+    pub share: SmShare,
+    /// Its keeper stops it: the gate is the keeper's.
+    pub stopping: AtomicBool,
+    /// The fast loop has asked for its eviction.
+    pub evict_asked: AtomicBool,
+}
+
+/// What both loops of a GPU share.
+#[derive(Debug)]
+pub struct GpuShared {
+    /// What the GPU is.
+    pub facts: GpuFacts,
+    /// Its sensors.
+    pub monitor: Monitor,
+    job: Mutex<Option<Arc<ActiveJob>>>,
+    status: Mutex<GpuStatus>,
+    /// SMs of the GPU; 0 until a probe has told.
+    pub sms: std::sync::atomic::AtomicU32,
+    /// The service's latency; 0 when it reports none.
+    pub latency_us: AtomicU64,
+}
+
+impl GpuShared {
+    /// For a GPU with these sensors.
+    pub fn new(facts: GpuFacts, monitor: Monitor) -> Self {
+        let status = GpuStatus::unknown(&facts);
+        GpuShared {
+            facts,
+            monitor,
+            job: Mutex::new(None),
+            status: Mutex::new(status),
+            sms: std::sync::atomic::AtomicU32::new(0),
+            latency_us: AtomicU64::new(0),
+        }
+    }
+
+    /// The job that is on it.
+    pub fn job(&self) -> Option<Arc<ActiveJob>> {
+        self.job.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts a job on it, or takes it off.
+    pub fn set_job(&self, job: Option<Arc<ActiveJob>>) {
+        *self.job.lock().unwrap_or_else(PoisonError::into_inner) = job;
+    }
+
+    /// Its status, to read or to write.
+    pub fn status(&self) -> MutexGuard<'_, GpuStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is known of a GPU: for the manager's snapshot, metrics and `muxflow agent`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GpuStatus {
+    /// Its UUID.
+    pub uuid: String,
+    /// State of health.
+    pub health: HealthState,
+    /// Changes of state, by where they led to.
+    pub transitions: BTreeMap<HealthState, u64>,
+    /// Impossible samples that were dropped.
+    pub glitches: u64,
+    /// Whether a new job may be placed.
+    pub placeable: bool,
+    /// Share that a job would get now.
+    pub share: Option<SmShare>,
+    /// Quota that a job would get now.
+    pub quota: Bytes,
+    /// The launch budget in force: 0 to 1.
+    pub budget: f64,
+    /// GPU load as the gate sees it.
+    pub load: Option<f64>,
+    /// The service's part of SM activity, and how far off it may be, in points.
+    pub online_activity: Option<(Percent, f64)>,
+    /// What the service will need.
+    pub demand: Option<Percent>,
+    /// Where SM activity comes from.
+    pub source: ActivitySource,
+    /// Age of the slowest counter.
+    pub counter_age: Micros,
+    /// From the moment a sample was taken to the decision in the control block, for the last one.
+    pub reaction: Micros,
+    /// The longest of these so far.
+    pub reaction_max: Micros,
+    /// The service.
+    pub online: Option<(ServiceId, u32)>,
+    /// The job, with its counters.
+    pub offline: Option<(JobId, JobCounts)>,
+    /// Errors seen, by name.
+    pub faults: BTreeMap<String, u64>,
+    /// Stops of offline work, by reason.
+    pub stops: BTreeMap<&'static str, u64>,
+    /// Evictions held back by the breaker.
+    pub held: u64,
+    /// Times that MPS was started.
+    pub mps_starts: u64,
+    /// Whether a client could attach when it was last tried, and how long it took.
+    pub attach: Option<(bool, Micros)>,
+    /// Times that the service was restarted.
+    pub online_restarts: u64,
+}
+
+impl GpuStatus {
+    /// Nothing is known yet.
+    pub fn unknown(facts: &GpuFacts) -> Self {
+        GpuStatus {
+            uuid: facts.uuid.clone(),
+            health: HealthState::Init,
+            transitions: BTreeMap::new(),
+            glitches: 0,
+            placeable: false,
+            share: None,
+            quota: Bytes::ZERO,
+            budget: 0.0,
+            load: None,
+            online_activity: None,
+            demand: None,
+            source: ActivitySource::None,
+            counter_age: Micros::ZERO,
+            reaction: Micros::ZERO,
+            reaction_max: Micros::ZERO,
+            online: None,
+            offline: None,
+            faults: BTreeMap::new(),
+            stops: BTreeMap::new(),
+            held: 0,
+            mps_starts: 0,
+            attach: None,
+            online_restarts: 0,
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! The slow loop of one GPU: runs its workloads, keeps MPS alive, and answers errors.
+//!
+//! It takes orders from a channel and looks around every few milliseconds. It may wait for a stop, a
+//! restart of MPS or a probe; orders queue up meanwhile, and the fast loop goes on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use muxflow_policy::node::fault::{Fault, ResponseTable};
+use muxflow_policy::node::repair::{Evidence, Repair};
+use muxflow_policy::retry::RetryParams;
+use muxflow_types::{JobId, Micros, ServiceId};
+
+use super::control::{Defences, HealthOrder};
+use super::{Event, FaultSeen, GpuShared, Order, StopReason};
+use crate::breaker::{EvictionBreaker, Ground, Verdict};
+use crate::error::Result;
+use crate::keeper::ChildProgram;
+use crate::launch::{Exit, Launch};
+use crate::logs::LogLimits;
+use crate::monitor;
+use crate::mps::control::ServerStatus;
+use crate::mps::daemon::{MpsDaemon, MpsState};
+use crate::mps::probe::{self, Attached};
+use crate::process::ProcessKey;
+use crate::runner::{Runner, Running};
+
+/// What a supervisor is made from.
+#[derive(Debug, Clone)]
+pub struct SupervisorParams {
+    /// Control blocks are made here: a memory file system.
+    pub run_dir: PathBuf,
+    /// What must be remembered of this GPU over a restart.
+    pub state_dir: PathBuf,
+    /// Variables of the agent that workloads get.
+    pub pass_env: Vec<String>,
+    /// The interposer's library.
+    pub interposer: PathBuf,
+    /// How the agent starts its children.
+    pub child: ChildProgram,
+    /// What follows from each error.
+    pub errors: ResponseTable,
+    /// Waits of what fails again and again.
+    pub retry: RetryParams,
+    /// Output of workloads.
+    pub logs: LogLimits,
+    /// How long a client may take to attach.
+    pub probe_limit: Duration,
+    /// A probe is made this often, errors or not.
+    pub probe_every: Duration,
+    /// MPS is asked how it is this often.
+    pub mps_every: Duration,
+    /// A GPU process of a job must have registered within this time.
+    pub register_within: Duration,
+    /// How long a stop may take once the GPU is faulty: the service waits for it.
+    pub fault_stop: Duration,
+    /// Have the driver cap memory too.
+    pub driver_memory_limit: bool,
+    /// What protects the service.
+    pub defences: Defences,
+}
+
+/// The service of a GPU.
+#[derive(Debug)]
+pub(super) struct Online {
+    pub(super) service: ServiceId,
+    pub(super) launch: Launch,
+    pub(super) running: Option<Running>,
+    pub(super) latency_file: Option<PathBuf>,
+    pub(super) failures: u32,
+    pub(super) not_before: Option<Instant>,
+}
+
+/// The job of a GPU.
+#[derive(Debug)]
+pub(super) struct Offline {
+    pub(super) job: JobId,
+    pub(super) running: Running,
+    pub(super) reason: Option<StopReason>,
+    pub(super) kill_at: Option<Instant>,
+    /// GPU processes of the job that are not registered, and since when.
+    pub(super) strangers: BTreeMap<u32, Instant>,
+    pub(super) fail_prone: bool,
+}
+
+/// What all supervisors of a node share.
+#[derive(Debug, Clone)]
+pub struct NodeShared {
+    /// Starts processes.
+    pub runner: Arc<Runner>,
+    /// Holds mass evictions back.
+    pub breaker: Arc<Mutex<EvictionBreaker>>,
+    /// How many jobs run on the node.
+    pub running_jobs: Arc<AtomicUsize>,
+    /// Where events go.
+    pub tell: Sender<(String, Event)>,
+}
+
+/// The slow loop of one GPU.
+#[derive(Debug)]
+pub struct Supervisor {
+    pub(super) params: SupervisorParams,
+    pub(super) shared: Arc<GpuShared>,
+    pub(super) node: NodeShared,
+    pub(super) to_fast: Sender<HealthOrder>,
+    pub(super) daemon: Option<MpsDaemon>,
+    pub(super) online: Option<Online>,
+    pub(super) offline: Option<Offline>,
+    pub(super) repair: Option<Repair>,
+    pub(super) evidence: Evidence,
+    /// Errors seen before this were mended by what was done then.
+    pub(super) mended_at: Micros,
+    pub(super) fail_prone: BTreeSet<JobId>,
+    /// The job that was stopped last, with the processes it had: for blame that comes after.
+    pub(super) last_stopped: Option<(JobId, Vec<u32>)>,
+    server: Option<ProcessKey>,
+    clients: Vec<u32>,
+    next_mps: Instant,
+    next_probe: Instant,
+    next_look: Instant,
+    was_lost: bool,
+}
+
+const TICK: Duration = Duration::from_millis(20);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+impl Supervisor {
+    /// For one GPU.
+    pub fn new(
+        params: SupervisorParams,
+        shared: Arc<GpuShared>,
+        node: NodeShared,
+        to_fast: Sender<HealthOrder>,
+        daemon: Option<MpsDaemon>,
+    ) -> Self {
+        let now = Instant::now();
+        Supervisor {
+            next_probe: now + params.probe_every,
+            params,
+            shared,
+            node,
+            to_fast,
+            daemon,
+            online: None,
+            offline: None,
+            repair: None,
+            evidence: Evidence::default(),
+            mended_at: Micros::ZERO,
+            fail_prone: BTreeSet::new(),
+            last_stopped: None,
+            server: None,
+            clients: Vec::new(),
+            next_mps: now,
+            next_look: now,
+            was_lost: false,
+        }
+    }
+
+    pub(super) fn uuid(&self) -> &str {
+        &self.shared.facts.uuid
+    }
+
+    pub(super) fn tell(&self, event: Event) {
+        // Nobody listens any more when the agent leaves.
+        drop(self.node.tell.send((self.uuid().to_owned(), event)));
+    }
+
+    pub(super) fn alert(&self, text: String) {
+        tracing::error!(gpu = self.uuid(), "{text}");
+        self.tell(Event::Alert(text));
+    }
+
+    /// Runs until it is told to shut down.
+    pub fn run(&mut self, orders: &Receiver<Order>) {
+        self.start_mps();
+        self.remember_repair();
+        self.probe();
+        loop {
+            match orders.recv_timeout(TICK) {
+                Ok(Order::Shutdown) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(order) => self.obey(order),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.look_after_workloads();
+            if Instant::now() >= self.next_look {
+                self.next_look = Instant::now() + LOOK_EVERY;
+                self.look_for_strangers();
+                self.read_latency();
+                self.watch_return();
+            }
+            self.watch_mps();
+        }
+        self.stop_offline_and_wait(StopReason::Shutdown, Duration::from_secs(30));
+    }
+
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::StartOnline(spec) => self.start_online(&spec),
+            Order::StopOnline => self.stop_online(),
+            Order::StartOffline(spec) => {
+                let job = spec.job.clone();
+                if let Err(error) = self.start_offline(&spec) {
+                    let reason = error.to_string();
+                    tracing::warn!(gpu = self.uuid(), job = %job, reason, "job refused");
+                    self.tell(Event::JobRefused { job, reason });
+                }
+            }
+            Order::StopOffline { job, reason } => {
+                let wanted = |offline: &Offline| job.as_ref().is_none_or(|j| *j == offline.job);
+                if self.offline.as_ref().is_some_and(wanted) {
+                    self.begin_stop(reason);
+                }
+            }
+            Order::Evict { cause, by_readings } => self.evict(cause, by_readings),
+            Order::Fault(seen) => self.answer(seen),
+            Order::GpuWasReset => self.evidence.gpu_reset_at = Some(monitor::now()),
+            Order::Shutdown => {}
+        }
+    }
+
+    fn evict(&mut self, cause: String, by_readings: bool) {
+        let running = self.node.running_jobs.load(Ordering::Relaxed);
+        let ground = if by_readings { Ground::Readings } else { Ground::Certain };
+        let verdict = {
+            let mut breaker = self.node.breaker.lock().unwrap_or_else(PoisonError::into_inner);
+            breaker.ask(monitor::now(), ground, running)
+        };
+        match verdict {
+            Verdict::Evict => self.begin_stop(StopReason::Health(cause)),
+            Verdict::Hold { opened } => {
+                self.shared.status().held += 1;
+                if opened {
+                    self.alert(format!(
+                        "too many evictions at once, the last because {cause}: sensors may lie. Jobs are held at their gates until this calms down"
+                    ));
+                }
+                // Ask again later; the gate is shut meanwhile.
+                if let Some(job) = self.shared.job() {
+                    let job = Arc::clone(&job);
+                    job.evict_asked.store(false, Ordering::Release);
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+
+    fn read_latency(&mut self) {
+        let file = self.online.as_ref().and_then(|online| online.latency_file.as_ref());
+        let latency = file.and_then(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
+        self.shared.latency_us.store(latency.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    pub(super) fn start_mps(&mut self) {
+        let Some(daemon) = &mut self.daemon else { return };
+        match daemon.ensure() {
+            Ok(_) => {}
+            Err(error) => {
+                let text = format!("MPS cannot be started: {error}");
+                self.alert(text);
+            }
+        }
+        if let Some(daemon) = &self.daemon {
+            self.shared.status().mps_starts = daemon.started();
+        }
+    }
+
+    /// Looks whether the server lives, and now and then asks the daemon.
+    fn watch_mps(&mut self) {
+        if self.server.is_some_and(|server| !server.is_alive()) {
+            self.server = None;
+            self.see(Fault::MpsCrash, None);
+            return;
+        }
+        if self.daemon.is_none() || Instant::now() < self.next_mps {
+            return;
+        }
+        self.next_mps = Instant::now() + self.params.mps_every;
+        let state = self.daemon.as_ref().map(MpsDaemon::state);
+        match state {
+            Some(MpsState::Down) => {
+                let served = self.server.take().is_some();
+                if served {
+                    self.see(Fault::MpsCrash, None);
+                } else {
+                    self.start_mps();
+                }
+            }
+            Some(MpsState::Serving { server, status, clients }) => {
+                self.server = ProcessKey::of(server);
+                self.clients = clients;
+                if status == ServerStatus::Fault {
+                    self.see(Fault::MpsFault, None);
+                }
+            }
+            Some(MpsState::Silent(reason)) => {
+                tracing::warn!(gpu = self.uuid(), reason, "MPS does not answer");
+                self.check_attach();
+            }
+            Some(MpsState::Idle) => {
+                self.clients.clear();
+                // The last client has left and the server with it.
+                self.server = None;
+            }
+            None => {}
+        }
+        if Instant::now() >= self.next_probe && self.repair.is_none() {
+            self.check_attach();
+        }
+    }
+
+    fn see(&mut self, fault: Fault, pid: Option<u32>) {
+        self.answer(FaultSeen { at: monitor::now(), fault, pid });
+    }
+
+    fn check_attach(&mut self) {
+        if self.probe() == Attached::Hung {
+            self.see(Fault::MpsHang, None);
+        }
+    }
+
+    /// Tries to attach as a client.
+    pub(super) fn probe(&mut self) -> Attached {
+        self.next_probe = Instant::now() + self.params.probe_every;
+        let pipe_dir = self.daemon.as_ref().map(|daemon| daemon.spec().pipe_dir());
+        let user = self.online.as_ref().and_then(|online| online.launch.user);
+        let (child, limit) = (&self.params.child, self.params.probe_limit);
+        let attached = probe::run(child, self.uuid(), pipe_dir.as_deref(), user, limit);
+        let now = monitor::now();
+        let took = match &attached {
+            Attached::Yes { sms, took } => {
+                self.evidence.probe_passed_at = Some(now);
+                self.shared.sms.store(*sms, Ordering::Relaxed);
+                *took
+            }
+            Attached::Refused { reason } => {
+                tracing::warn!(gpu = self.uuid(), reason, "a client cannot attach");
+                limit
+            }
+            Attached::Hung => {
+                tracing::warn!(gpu = self.uuid(), "a client hangs while attaching");
+                limit
+            }
+        };
+        let took = Micros(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        self.shared.status().attach = Some((matches!(attached, Attached::Yes { .. }), took));
+        attached
+    }
+
+    /// A GPU process of the job without the interposer cannot be held back.
+    fn look_for_strangers(&mut self) {
+        let Some(offline) = &mut self.offline else { return };
+        let Some(active) = self.shared.job() else { return };
+        let on_gpu = self.shared.monitor.published().processes.map(|(_, pids)| pids);
+        let on_gpu = on_gpu.unwrap_or_default();
+        let (registered, members) = (active.block.registered(), offline.running.processes());
+        let stranger = |pid: &&u32| {
+            members.contains(pid)
+                && !registered.contains(pid)
+                && (on_gpu.contains(pid) || self.clients.contains(pid))
+        };
+        let now = Instant::now();
+        let found: BTreeSet<u32> =
+            on_gpu.iter().chain(&self.clients).filter(stranger).copied().collect();
+        offline.strangers.retain(|pid, _| found.contains(pid));
+        for pid in found {
+            offline.strangers.entry(pid).or_insert(now);
+        }
+        let overdue = |since: &Instant| now.duration_since(*since) >= self.params.register_within;
+        let worst = offline.strangers.iter().find(|(_, since)| overdue(since));
+        if let Some((&pid, _)) = worst
+            && offline.reason.is_none()
+        {
+            let job = offline.job.clone();
+            self.alert(format!(
+                "process {pid} of job {job} uses the GPU without the interposer (cleared environment, static program or another libc): the job is stopped"
+            ));
+            self.see(Fault::UngatedProcess, Some(pid));
+        }
+    }
+
+    /// A disabled GPU returns when what it waits for has happened.
+    fn watch_return(&mut self) {
+        let lost = self
+            .shared
+            .monitor
+            .published()
+            .failure
+            .is_some_and(|(_, why)| why == monitor::SensorFailure::DeviceLost);
+        if self.was_lost && !lost {
+            // A device that was gone and is back has been reset.
+            self.evidence.gpu_reset_at = Some(monitor::now());
+        }
+        self.was_lost = lost;
+        let mark = self.params.state_dir.join("gpu-was-reset");
+        if mark.exists() {
+            drop(fs::remove_file(&mark));
+            self.evidence.gpu_reset_at = Some(monitor::now());
+        }
+        let Some(repair) = self.repair else { return };
+        if lost {
+            return;
+        }
+        let only_probe_missing = matches!(
+            repair.done(&self.evidence),
+            Err(muxflow_policy::node::repair::StillWaiting::Probe)
+        );
+        if only_probe_missing {
+            self.start_mps();
+            self.probe();
+        }
+        if repair.done(&self.evidence).is_ok() {
+            self.repair = None;
+            drop(fs::remove_file(self.repair_file()));
+            tracing::info!(gpu = self.uuid(), "the GPU has returned");
+            drop(self.to_fast.send(HealthOrder::Enable));
+        }
+    }
+
+    pub(super) fn repair_file(&self) -> PathBuf {
+        self.params.state_dir.join("repair.json")
+    }
+
+    /// Ends of processes, restarts of the service, and stops that take too long.
+    fn look_after_workloads(&mut self) {
+        if let Some(online) = &mut self.online {
+            let ended = online.running.as_mut().map(Running::poll_exit);
+            match ended {
+                Some(Ok(Some(exit))) => self.online_ended(exit),
+                Some(Err(error)) => tracing::warn!(error = %error, "cannot look after a service"),
+                Some(Ok(None)) => {}
+                None => self.restart_online_when_due(),
+            }
+        }
+        if let Some(offline) = &mut self.offline {
+            if offline.kill_at.is_some_and(|at| Instant::now() > at) {
+                tracing::warn!(job = %offline.job, "its stop takes too long: killing it");
+                offline.running.kill();
+                offline.kill_at = None;
+            }
+            match offline.running.poll_exit() {
+                Ok(Some(exit)) => self.offline_ended(exit),
+                Ok(None) => {}
+                Err(error) => tracing::warn!(error = %error, "cannot look after a job"),
+            }
+        }
+    }
+
+    /// The job has ended: answers for it, if it did so by itself.
+    fn offline_ended(&mut self, exit: Exit) {
+        let Some(offline) = self.take_offline() else { return };
+        let fault = match (offline.reason.is_some() || exit.stop.is_some(), &exit) {
+            (true, _) | (false, Exit { code: Some(0), .. }) => None,
+            (false, Exit { signal: Some(signal), .. }) => Some(Fault::from_signal(*signal)),
+            (false, _) => Some(Fault::ExitCode),
+        };
+        let finished = exit.code == Some(0) && offline.reason.is_none() && exit.stop.is_none();
+        let job = offline.job.clone();
+        if offline.fail_prone {
+            self.fail_prone.insert(job.clone());
+        }
+        self.tell(Event::JobEnded {
+            fail_prone: self.fail_prone.contains(&job),
+            job,
+            exit,
+            reason: offline.reason,
+            requeue: !finished,
+        });
+        if let Some(fault) = fault {
+            self.see(fault, Some(offline.running.main().pid));
+        }
+    }
+
+    /// Takes over a workload that an earlier agent started.
+    pub fn adopt(&mut self, running: Running) -> Result<()> {
+        self.adopt_workload(running)
+    }
+}

@@ -1,0 +1,426 @@
+//! Starting and stopping the workloads of one GPU.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use muxflow_abi::control::Settings;
+use muxflow_types::{JobId, ServiceId};
+
+use super::supervisor::{Offline, Online, Supervisor};
+use super::{ActiveJob, Event, OfflineSpec, OnlineSpec, StopReason};
+use crate::cgroup::encode;
+use crate::control_block::ControlBlock;
+use crate::environment::{self, GpuSide, Restraint};
+use crate::error::{AgentError, Result};
+use crate::launch::{self, Exit, Kind, Launch};
+use crate::process::ProcessKey;
+use crate::runner::Running;
+
+/// Beyond the limits of its steps, a stop gets this before it is killed.
+const STOP_MARGIN: Duration = Duration::from_secs(3);
+
+/// A service that ran this long did not fail at its start.
+const SETTLED_AFTER_S: u64 = 60;
+
+/// The sixteen bytes of `GPU-xxxxxxxx-xxxx-…`; all zero, which means any device, when it is not one.
+pub fn uuid_bytes(uuid: &str) -> [u8; 16] {
+    let digits: Vec<u8> = uuid
+        .strip_prefix("GPU-")
+        .unwrap_or_default()
+        .chars()
+        .filter(|c| *c != '-')
+        .filter_map(|c| c.to_digit(16).and_then(|d| u8::try_from(d).ok()))
+        .collect();
+    let mut bytes = [0; 16];
+    if digits.len() == 32 {
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+            *byte = pair.iter().fold(0, |sum, digit| sum << 4 | digit);
+        }
+    }
+    bytes
+}
+
+impl Supervisor {
+    fn refuse<T>(&self, workload: &str, reason: impl Into<String>) -> Result<T> {
+        Err(AgentError::Start { workload: workload.to_owned(), reason: reason.into() })
+    }
+
+    fn base_environment(&self) -> BTreeMap<String, String> {
+        let list = self.params.pass_env.iter().map(String::as_str);
+        environment::passed(std::env::vars(), list)
+    }
+
+    fn mps_dirs(&self) -> Option<(std::path::PathBuf, std::path::PathBuf)> {
+        self.daemon.as_ref().map(|daemon| (daemon.spec().pipe_dir(), daemon.spec().log_dir()))
+    }
+
+    pub(super) fn start_online(&mut self, spec: &OnlineSpec) {
+        if let Some(online) = &self.online {
+            tracing::info!(service = %online.service, "a service is on this GPU already");
+            return;
+        }
+        let name = spec.service.as_str();
+        let group = match self.node.runner.group(Kind::Online, name, &spec.limits) {
+            Ok(group) => group,
+            Err(error) => return self.alert(format!("service {name} cannot start: {error}")),
+        };
+        let dirs = self.mps_dirs();
+        let gpu = GpuSide {
+            uuid: self.uuid(),
+            mps_pipe_dir: dirs.as_ref().map(|(pipe, _)| pipe.as_path()),
+            mps_log_dir: dirs.as_ref().map(|(_, log)| log.as_path()),
+        };
+        let launch = Launch {
+            name: name.to_owned(),
+            kind: Kind::Online,
+            gpu: self.uuid().to_owned(),
+            argv: spec.argv.clone(),
+            env: environment::online(self.base_environment(), &spec.env, gpu),
+            cwd: spec.cwd.clone(),
+            user: spec.user,
+            limits: spec.limits.clone(),
+            group,
+            logs: self.params.logs,
+            control_dir: None,
+            mps: None,
+            stop: crate::stop::StopLimits::default(),
+            online_grace_ms: spec.grace_ms,
+            agent: ProcessKey::own(),
+        };
+        self.online = Some(Online {
+            service: spec.service.clone(),
+            launch,
+            running: None,
+            latency_file: spec.latency_file.clone(),
+            failures: 0,
+            not_before: None,
+        });
+        self.restart_online_when_due();
+    }
+
+    /// Starts the service, when it is wanted, not there, and its wait is over.
+    pub(super) fn restart_online_when_due(&mut self) {
+        let Some(online) = &mut self.online else { return };
+        if online.running.is_some() || online.not_before.is_some_and(|at| Instant::now() < at) {
+            return;
+        }
+        // Its group went with the last process.
+        let limits = &online.launch.limits;
+        let group = self.node.runner.group(Kind::Online, &online.launch.name, limits);
+        let started = group.and_then(|group| {
+            online.launch.group = group;
+            online.launch.agent = ProcessKey::own();
+            self.node.runner.start(online.launch.clone())
+        });
+        match started {
+            Ok(running) => {
+                let (service, pid) = (online.service.clone(), running.main().pid);
+                online.running = Some(running);
+                tracing::info!(service = %service, pid, "service runs");
+                self.shared.status().online = Some((service.clone(), pid));
+                self.tell(Event::OnlineStarted { service, pid, adopted: false });
+            }
+            Err(error) => {
+                let wait = back_off(online.failures);
+                online.failures = online.failures.saturating_add(1);
+                online.not_before = Some(Instant::now() + wait);
+                let text = format!("service {} cannot start: {error}", online.service);
+                self.alert(text);
+            }
+        }
+    }
+
+    pub(super) fn online_ended(&mut self, exit: Exit) {
+        let Some(online) = &mut self.online else { return };
+        let lasted = online.running.take().map(|running| running.run.started_at_s);
+        if lasted.is_some_and(|started| launch::now_s().saturating_sub(started) > SETTLED_AFTER_S) {
+            online.failures = 0;
+        }
+        online.not_before = Some(Instant::now() + back_off(online.failures));
+        online.failures = online.failures.saturating_add(1);
+        let service = online.service.clone();
+        tracing::warn!(service = %service, code = exit.code, signal = exit.signal, "service ended");
+        {
+            let mut status = self.shared.status();
+            status.online = None;
+            status.online_restarts += 1;
+        }
+        self.tell(Event::OnlineEnded { service, exit });
+    }
+
+    pub(super) fn stop_online(&mut self) {
+        let Some(mut online) = self.online.take() else { return };
+        if let Some(running) = &mut online.running {
+            running.ask_stop();
+            let limit = Duration::from_millis(online.launch.online_grace_ms) + STOP_MARGIN;
+            if !matches!(running.wait(limit), Ok(Some(_))) {
+                running.kill();
+            }
+            drop(self.node.runner.settle(Kind::Online, &online.launch.name));
+        }
+        self.shared.status().online = None;
+    }
+
+    /// Brings the service back at once: its context is lost, whatever the process does.
+    pub(super) fn bring_online_back(&mut self) {
+        let Some(online) = &mut self.online else { return };
+        if let Some(mut running) = online.running.take() {
+            running.ask_stop();
+            if !matches!(running.wait(Duration::from_millis(500)), Ok(Some(_))) {
+                running.kill();
+                drop(running.wait(Duration::from_secs(5)));
+            }
+            self.shared.status().online_restarts += 1;
+        }
+        online.failures = 0;
+        online.not_before = None;
+        self.restart_online_when_due();
+    }
+
+    pub(super) fn start_offline(&mut self, spec: &OfflineSpec) -> Result<()> {
+        let name = spec.job.as_str();
+        if let Some(offline) = &self.offline {
+            return self.refuse(name, format!("job {} is on this GPU", offline.job));
+        }
+        if self.repair.is_some() {
+            return self.refuse(name, "the GPU is disabled");
+        }
+        let status = self.shared.status().clone();
+        if !status.placeable {
+            return self.refuse(name, format!("the GPU is {}", status.health));
+        }
+        let multi_user = self.daemon.as_ref().is_some_and(|daemon| daemon.spec().multi_user);
+        let online_user = self.online.as_ref().map(|online| online.launch.user);
+        if !multi_user && online_user.is_some_and(|user| user != spec.user) {
+            return self.refuse(
+                name,
+                "the service runs as another user, and its MPS server serves one: set mps.multi_user or run both as one user",
+            );
+        }
+        let Some(share) = spec.share.or(status.share) else {
+            return self.refuse(name, "the service needs all SMs, or none were counted yet");
+        };
+        let quota = spec.quota.unwrap_or(status.quota);
+        if quota.0 == 0 {
+            return self.refuse(name, "the service leaves no memory to lend");
+        }
+        let control_dir = self.params.run_dir.join(encode(self.uuid())).join(encode(name));
+        let mut settings = Settings {
+            checkpoint_window_ms: spec.stop.checkpoint_ms,
+            drain_limit_ms: spec.stop.drain_ms,
+            ..Settings::default()
+        };
+        settings.devices[0] = uuid_bytes(self.uuid());
+        let capped = if self.params.defences.quota { quota.0 } else { u64::MAX };
+        let block = ControlBlock::create(&control_dir, &settings, capped, spec.user)?;
+        let launch = self.offline_launch(spec, share, quota, &control_dir)?;
+        // The fast loop must know the job before its first launch, or no heartbeat comes.
+        self.shared.set_job(Some(Arc::new(ActiveJob {
+            job: spec.job.clone(),
+            block,
+            share,
+            stopping: AtomicBool::new(false),
+            evict_asked: AtomicBool::new(false),
+        })));
+        let running = match self.node.runner.start(launch) {
+            Ok(running) => running,
+            Err(error) => {
+                self.shared.set_job(None);
+                drop(std::fs::remove_dir_all(&control_dir));
+                return Err(error);
+            }
+        };
+        let pid = running.main().pid;
+        self.node.running_jobs.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(gpu = self.uuid(), job = name, pid, share = %share.percent().value(), quota = %quota, "job runs");
+        self.offline = Some(offline_of(spec.job.clone(), running));
+        self.tell(Event::JobStarted { job: spec.job.clone(), pid, share, quota });
+        Ok(())
+    }
+
+    fn offline_launch(
+        &self,
+        spec: &OfflineSpec,
+        share: muxflow_types::SmShare,
+        quota: muxflow_types::Bytes,
+        control_dir: &std::path::Path,
+    ) -> Result<Launch> {
+        let dirs = self.mps_dirs();
+        let gpu = GpuSide {
+            uuid: self.uuid(),
+            mps_pipe_dir: dirs.as_ref().map(|(pipe, _)| pipe.as_path()),
+            mps_log_dir: dirs.as_ref().map(|(_, log)| log.as_path()),
+        };
+        let restraint = Restraint {
+            interposer: &self.params.interposer,
+            control_dir,
+            share,
+            driver_memory_limit: self.params.driver_memory_limit.then_some(quota),
+            sm_partition: None,
+        };
+        let base = self.base_environment();
+        let mps = self
+            .daemon
+            .as_ref()
+            .map(|daemon| (daemon.spec().program.clone(), daemon.spec().pipe_dir()));
+        Ok(Launch {
+            name: spec.job.as_str().to_owned(),
+            kind: Kind::Offline,
+            gpu: self.uuid().to_owned(),
+            argv: spec.argv.clone(),
+            env: environment::offline(base, &spec.env, gpu, &restraint),
+            cwd: spec.cwd.clone(),
+            user: spec.user,
+            limits: spec.limits.clone(),
+            group: self.node.runner.group(Kind::Offline, spec.job.as_str(), &spec.limits)?,
+            logs: self.params.logs,
+            control_dir: Some(control_dir.to_owned()),
+            mps,
+            stop: spec.stop,
+            online_grace_ms: 0,
+            agent: ProcessKey::own(),
+        })
+    }
+
+    /// Starts the stop of the job and comes back at once.
+    pub(super) fn begin_stop(&mut self, reason: StopReason) {
+        let Some(offline) = &mut self.offline else { return };
+        if offline.reason.is_some() {
+            return;
+        }
+        tracing::info!(job = %offline.job, reason = %reason, "job is stopped");
+        *self.shared.status().stops.entry(reason.word()).or_default() += 1;
+        offline.reason = Some(reason);
+        self.last_stopped = Some((offline.job.clone(), offline.running.processes()));
+        if let Some(active) = self.shared.job() {
+            // From here on the gate belongs to the keeper.
+            active.stopping.store(true, Ordering::Release);
+        }
+        if !self.params.defences.clean_stop {
+            offline.running.kill();
+            return;
+        }
+        offline.running.ask_stop();
+        let limits = offline.running.launch.stop;
+        let steps =
+            limits.drain_ms + limits.checkpoint_ms + limits.release_ms + limits.terminate_ms;
+        offline.kill_at = Some(Instant::now() + Duration::from_millis(steps) + STOP_MARGIN);
+    }
+
+    /// Stops the job and waits for it; what does not leave within `limit` is killed.
+    pub(super) fn stop_offline_and_wait(&mut self, reason: StopReason, limit: Duration) {
+        self.begin_stop(reason);
+        let Some(offline) = &mut self.offline else { return };
+        let exit = match offline.running.wait(limit) {
+            Ok(Some(exit)) => exit,
+            _ => {
+                offline.running.kill();
+                offline
+                    .running
+                    .wait(Duration::from_secs(5))
+                    .ok()
+                    .flatten()
+                    .unwrap_or_else(Exit::unknown)
+            }
+        };
+        let Some(offline) = self.take_offline() else { return };
+        if offline.fail_prone {
+            self.fail_prone.insert(offline.job.clone());
+        }
+        self.tell(Event::JobEnded {
+            fail_prone: self.fail_prone.contains(&offline.job),
+            job: offline.job,
+            exit,
+            reason: offline.reason,
+            requeue: true,
+        });
+    }
+
+    /// Takes the job off the GPU once it has ended; its control block goes.
+    pub(super) fn take_offline(&mut self) -> Option<Offline> {
+        let offline = self.offline.take()?;
+        self.shared.set_job(None);
+        if let Some(dir) = &offline.running.launch.control_dir {
+            drop(std::fs::remove_dir_all(dir));
+        }
+        drop(self.node.runner.settle(Kind::Offline, &offline.running.launch.name));
+        self.node.running_jobs.fetch_sub(1, Ordering::Relaxed);
+        Some(offline)
+    }
+
+    pub(super) fn adopt_workload(&mut self, running: Running) -> Result<()> {
+        let invalid = |error: muxflow_types::IdError| AgentError::Start {
+            workload: running.launch.name.clone(),
+            reason: error.to_string(),
+        };
+        let pid = running.main().pid;
+        match running.launch.kind {
+            Kind::Online => {
+                let service = ServiceId::new(&running.launch.name).map_err(invalid)?;
+                tracing::info!(service = %service, pid, "service found running");
+                self.shared.status().online = Some((service.clone(), pid));
+                self.tell(Event::OnlineStarted { service: service.clone(), pid, adopted: true });
+                self.online = Some(Online {
+                    service,
+                    launch: running.launch.clone(),
+                    running: Some(running),
+                    latency_file: None,
+                    failures: 0,
+                    not_before: None,
+                });
+            }
+            Kind::Offline => {
+                let job = JobId::new(&running.launch.name).map_err(invalid)?;
+                tracing::info!(job = %job, pid, "job found on its way out");
+                self.node.running_jobs.fetch_add(1, Ordering::Relaxed);
+                let mut offline = offline_of(job, running);
+                offline.reason = Some(StopReason::Shutdown);
+                offline.kill_at = Some(Instant::now() + Duration::from_secs(30));
+                self.offline = Some(offline);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn offline_of(job: JobId, running: Running) -> Offline {
+    Offline {
+        job,
+        running,
+        reason: None,
+        kill_at: None,
+        strangers: BTreeMap::new(),
+        fail_prone: false,
+    }
+}
+
+/// Waits of a service that ends again and again: at once, then growing to half a minute.
+fn back_off(failures: u32) -> Duration {
+    match failures {
+        0 => Duration::ZERO,
+        n => Duration::from_millis(250).saturating_mul(1 << n.min(7)).min(Duration::from_secs(30)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_become_bytes() {
+        let bytes = uuid_bytes("GPU-00112233-4455-6677-8899-aabbccddeeff");
+        assert_eq!(bytes[..4], [0x00, 0x11, 0x22, 0x33]);
+        assert_eq!(bytes[15], 0xff);
+        assert_eq!(uuid_bytes("GPU-12"), [0; 16]);
+        assert_eq!(uuid_bytes("MIG-00112233-4455-6677-8899-aabbccddeeff"), [0; 16]);
+    }
+
+    #[test]
+    fn a_service_comes_back_at_once_and_then_more_slowly() {
+        assert_eq!(back_off(0), Duration::ZERO);
+        assert_eq!(back_off(1), Duration::from_millis(500));
+        assert_eq!(back_off(u32::MAX), Duration::from_secs(30));
+    }
+}
