@@ -8,21 +8,27 @@
 //! Absent on purpose: any knowledge of whether a GPU is real, laws of its own, scheduling across
 //! GPUs, an async runtime, and the interposer (it is only named in the environment of jobs).
 
+pub mod agent;
 pub mod breaker;
 pub mod cgroup;
 pub mod child;
+pub mod config;
 pub mod control_block;
+pub mod doctor;
 pub mod environment;
 pub mod error;
 pub mod errors;
 pub mod gpu;
 pub mod host;
+pub mod http;
 pub mod keeper;
 pub mod launch;
 pub mod logs;
+pub mod metrics;
 pub mod monitor;
 pub mod mps;
 pub mod process;
+pub mod queue;
 pub mod runner;
 pub mod stop;
 pub mod sys;

@@ -1,6 +1,8 @@
 //! One module per subcommand. Add a variant here and a file beside it.
 
+mod agent;
 mod config;
+mod doctor;
 mod evaluate;
 mod matching;
 mod plan;
@@ -19,6 +21,11 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Config(config::ConfigCommand),
     Match(matching::MatchArgs),
+    Agent(agent::AgentArgs),
+    /// A process that the agent starts for itself.
+    #[command(hide = true)]
+    AgentChild(agent::ChildArgs),
+    Doctor(doctor::DoctorArgs),
     Plan(plan::PlanArgs),
     Evaluate(evaluate::EvaluateArgs),
     Predict(predict::PredictArgs),
@@ -32,6 +39,9 @@ impl Command {
         match self {
             Command::Config(command) => command.run(),
             Command::Match(args) => matching::run(&args),
+            Command::Agent(args) => agent::run(&args),
+            Command::AgentChild(args) => Ok(agent::run_child(args)),
+            Command::Doctor(args) => doctor::run(&args),
             Command::Plan(args) => plan::run(args),
             Command::Evaluate(args) => evaluate::run(&args),
             Command::Predict(args) => predict::run(&args),

@@ -1,0 +1,436 @@
+//! The agent as a whole: finds the GPUs, starts their loops, and passes orders and events.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use muxflow_policy::node::builtin::{self, GpuLaws};
+use muxflow_policy::node::config::ServiceKnobs;
+use muxflow_types::Micros;
+use nvml_wrapper::Nvml;
+
+use crate::breaker::EvictionBreaker;
+use crate::cgroup::{Cgroups, Limits, encode};
+use crate::config::AgentConfig;
+use crate::error::{AgentError, Result, file, system};
+use crate::errors::{self, Echoes, Watcher, XidSeen};
+use crate::gpu::control::{self, ControlParams, HealthOrder};
+use crate::gpu::supervisor::{NodeShared, Supervisor, SupervisorParams};
+use crate::gpu::{Event, FaultSeen, GpuShared, GpuStatus, Order, StopReason};
+use crate::host::{HostReader, HostWatch};
+use crate::http::PageServer;
+use crate::keeper::ChildProgram;
+use crate::launch::Exit;
+use crate::metrics;
+use crate::monitor::dcgm::Dcgm;
+use crate::monitor::nvml::{self, GpuFacts, NvmlSensor};
+use crate::monitor::{self, Monitor};
+use crate::mps::daemon::{DaemonSpec, MpsDaemon};
+use crate::runner::{Found, Runner, Running};
+
+/// DCGM and GPM refresh about this often.
+const REFRESH: Micros = Micros::from_millis(100);
+
+struct Gpu {
+    shared: Arc<GpuShared>,
+    orders: Sender<Order>,
+    slow: Option<JoinHandle<()>>,
+    fast: Option<JoinHandle<()>>,
+    stop_fast: Arc<AtomicBool>,
+}
+
+/// A running agent.
+pub struct Agent {
+    gpus: BTreeMap<String, Gpu>,
+    order: Vec<String>,
+    events: Receiver<(String, Event)>,
+    watchers: Vec<Watcher>,
+    host: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
+    page: Option<PageServer>,
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent").field("gpus", &self.order).finish_non_exhaustive()
+    }
+}
+
+/// The laws of a GPU: those of the configuration, or the built-in ones of its type.
+fn laws_for(config: &AgentConfig, facts: &GpuFacts) -> Result<GpuLaws> {
+    let laws = config.laws.gpus.get(&facts.gpu_type).cloned();
+    laws.or_else(|| builtin::laws_of(&facts.gpu_type)).ok_or_else(|| AgentError::Config {
+        path: "the node laws".into(),
+        reason: format!(
+            "there are none for {} ({}); add a [gpu.\"{}\"] section, see `muxflow config print`",
+            facts.name, facts.uuid, facts.gpu_type
+        ),
+    })
+}
+
+impl Agent {
+    /// Starts everything. `child` is how the agent starts itself again for keepers and probes.
+    pub fn start(config: &AgentConfig, child: ChildProgram) -> Result<Self> {
+        let nvml = nvml::open()?;
+        let facts = nvml::list(&nvml)?;
+        for dir in [&config.run_dir, &config.state_dir] {
+            std::fs::create_dir_all(dir).map_err(file("create", dir))?;
+        }
+        let cgroups = Cgroups::detect(&config.cgroup_parent);
+        tracing::info!(cgroups = cgroups.describe(), gpus = facts.len(), "agent starts");
+        let runner = Arc::new(Runner::open(&config.state_dir, cgroups, child.clone())?);
+        let (tell, events) = mpsc::channel();
+        let node = NodeShared {
+            runner: Arc::clone(&runner),
+            breaker: Arc::new(Mutex::new(EvictionBreaker::new(config.breaker))),
+            running_jobs: Arc::new(AtomicUsize::new(0)),
+            tell,
+        };
+        let dcgm = match Dcgm::open(REFRESH) {
+            Ok(dcgm) => Some(Arc::new(dcgm)),
+            Err(reason) => {
+                tracing::warn!(reason, "no DCGM: SM activity comes from NVML where it can");
+                None
+            }
+        };
+        let mut found = recovered(&runner, &node)?;
+        let mut agent = Agent {
+            gpus: BTreeMap::new(),
+            order: facts.iter().map(|facts| facts.uuid.clone()).collect(),
+            events,
+            watchers: Vec::new(),
+            host: None,
+            page: None,
+        };
+        for (index, facts) in facts.iter().enumerate() {
+            let adopted = found.remove(&facts.uuid).unwrap_or_default();
+            let is_here = |gpu: &str| gpu == facts.uuid || gpu == index.to_string();
+            let service = config.online.iter().find(|(gpu, _)| is_here(gpu));
+            let knobs = service.map(|(_, spec)| config.laws.service(&spec.service));
+            let start = GpuStart { config, nvml: &nvml, facts, node: &node, child: &child, knobs };
+            let gpu = start_gpu(&start, dcgm.clone(), adopted)?;
+            agent.gpus.insert(facts.uuid.clone(), gpu);
+        }
+        for (uuid, lost) in found {
+            for running in lost {
+                tracing::error!(
+                    gpu = uuid,
+                    workload = running.launch.name,
+                    "runs on a GPU that is no longer here"
+                );
+            }
+        }
+        agent.watch_errors(config, &nvml, &facts)?;
+        agent.watch_host(config)?;
+        agent.serve_page(config)?;
+        Ok(agent)
+    }
+
+    fn watch_errors(
+        &mut self,
+        config: &AgentConfig,
+        nvml: &Arc<Nvml>,
+        facts: &[GpuFacts],
+    ) -> Result<()> {
+        let routes: Vec<(String, String, Sender<Order>)> = facts
+            .iter()
+            .filter_map(|f| {
+                Some((f.uuid.clone(), f.pci.clone(), self.gpus.get(&f.uuid)?.orders.clone()))
+            })
+            .collect();
+        let echoes = Arc::new(Mutex::new(Echoes::default()));
+        let tell = move |seen: XidSeen| {
+            let route = routes.iter().find(|(uuid, pci, _)| *uuid == seen.gpu || *pci == seen.gpu);
+            let Some((uuid, _, orders)) = route else { return };
+            let mut echoes = echoes.lock().unwrap_or_else(PoisonError::into_inner);
+            if echoes.is_news(seen.at, seen.teller, uuid, seen.fault) {
+                let seen = FaultSeen { at: seen.at, fault: seen.fault, pid: seen.pid };
+                drop(orders.send(Order::Fault(seen)));
+            }
+        };
+        match errors::watch_nvml(Arc::clone(nvml), self.order.clone(), tell.clone()) {
+            Ok(watcher) => self.watchers.push(watcher),
+            Err(error) => tracing::warn!(error = %error, "no XID events from NVML"),
+        }
+        if let Some(path) = &config.kernel_log {
+            match errors::watch_kernel_log(path, tell) {
+                Ok(watcher) => self.watchers.push(watcher),
+                Err(error) => tracing::warn!(error = %error, "the kernel log is not watched"),
+            }
+        }
+        Ok(())
+    }
+
+    fn watch_host(&mut self, config: &AgentConfig) -> Result<()> {
+        let reader = HostReader::new(Path::new("/proc"));
+        tracing::info!(signs = reader.describe(), "host is watched");
+        let mut watch = HostWatch::new(config.host);
+        let targets: Vec<(Arc<GpuShared>, Sender<Order>)> =
+            self.gpus.values().map(|g| (Arc::clone(&g.shared), g.orders.clone())).collect();
+        let stop = Arc::new(AtomicBool::new(false));
+        let inside = Arc::clone(&stop);
+        let body = move || {
+            while !inside.load(Ordering::Acquire) {
+                if let Some(distress) = watch.observe(reader.read(monitor::now())) {
+                    tracing::warn!(distress = %distress, "host in distress");
+                    relieve(&targets, &distress.to_string());
+                }
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        };
+        let thread = std::thread::Builder::new().name("host".into()).spawn(body);
+        self.host = Some((stop, thread.map_err(system("start a thread"))?));
+        Ok(())
+    }
+
+    fn serve_page(&mut self, config: &AgentConfig) -> Result<()> {
+        let Some(address) = &config.metrics else { return Ok(()) };
+        let gpus: Vec<Arc<GpuShared>> = self.gpus.values().map(|g| Arc::clone(&g.shared)).collect();
+        let page = move || metrics::render(gpus.iter().map(Arc::as_ref));
+        self.page = Some(PageServer::start(address, page)?);
+        Ok(())
+    }
+
+    /// The GPUs, in the order of the driver.
+    pub fn gpus(&self) -> &[String] {
+        &self.order
+    }
+
+    /// A GPU by UUID or by its number.
+    pub fn find_gpu(&self, name: &str) -> Option<&str> {
+        let by_number = name.parse::<usize>().ok().and_then(|index| self.order.get(index));
+        by_number.or_else(|| self.order.iter().find(|uuid| *uuid == name)).map(String::as_str)
+    }
+
+    /// What is known of a GPU.
+    pub fn status(&self, uuid: &str) -> Option<GpuStatus> {
+        self.gpus.get(uuid).map(|gpu| gpu.shared.status().clone())
+    }
+
+    /// What a GPU shares with its loops: for whoever builds on the agent.
+    pub fn shared(&self, uuid: &str) -> Option<Arc<GpuShared>> {
+        self.gpus.get(uuid).map(|gpu| Arc::clone(&gpu.shared))
+    }
+
+    /// Gives an order to a GPU.
+    pub fn order(&self, uuid: &str, order: Order) -> Result<()> {
+        let unknown = || AgentError::Unknown { workload: format!("GPU {uuid}") };
+        self.gpus.get(uuid).ok_or_else(unknown)?.orders.send(order).map_err(|_| unknown())
+    }
+
+    /// The next event, for at most `limit`.
+    pub fn next_event(&self, limit: Duration) -> Option<(String, Event)> {
+        self.events.recv_timeout(limit).ok()
+    }
+
+    /// Where the metrics are.
+    pub fn metrics_address(&self) -> Option<std::net::SocketAddr> {
+        self.page.as_ref().map(PageServer::address)
+    }
+
+    /// Stops offline work in the clean order and ends. Services and MPS go on.
+    pub fn shutdown(mut self) {
+        for gpu in self.gpus.values() {
+            drop(gpu.orders.send(Order::Shutdown));
+        }
+        self.watchers.clear();
+        for gpu in self.gpus.values_mut() {
+            if let Some(slow) = gpu.slow.take() {
+                drop(slow.join());
+            }
+            gpu.stop_fast.store(true, Ordering::Release);
+            if let Some(fast) = gpu.fast.take() {
+                drop(fast.join());
+            }
+        }
+        if let Some((stop, thread)) = self.host.take() {
+            stop.store(true, Ordering::Release);
+            drop(thread.join());
+        }
+    }
+}
+
+/// One job leaves at a time, the one that holds most of the host's memory: the next reading shows
+/// whether that was enough.
+fn relieve(targets: &[(Arc<GpuShared>, Sender<Order>)], cause: &str) {
+    let busy = targets
+        .iter()
+        .filter(|(gpu, _)| gpu.job().is_some_and(|job| !job.stopping.load(Ordering::Acquire)));
+    let heaviest = busy.max_by_key(|(gpu, _)| {
+        let registered = gpu.job().map(|job| job.block.registered()).unwrap_or_default();
+        registered.iter().map(|&pid| resident_pages(pid)).sum::<u64>()
+    });
+    if let Some((_, orders)) = heaviest {
+        let reason = StopReason::Host(cause.to_owned());
+        drop(orders.send(Order::StopOffline { job: None, reason }));
+    }
+}
+
+fn resident_pages(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    text.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0)
+}
+
+/// What an earlier agent left, by GPU; ended workloads are told at once.
+fn recovered(runner: &Runner, node: &NodeShared) -> Result<BTreeMap<String, Vec<Running>>> {
+    let (found, troubles) = runner.recover()?;
+    for trouble in troubles {
+        tracing::error!(error = %trouble, "a workload of an earlier agent cannot be understood");
+    }
+    let mut by_gpu: BTreeMap<String, Vec<Running>> = BTreeMap::new();
+    for one in found {
+        match one {
+            Found::Running(running) => {
+                by_gpu.entry(running.launch.gpu.clone()).or_default().push(*running);
+            }
+            Found::Ended { launch, exit } => {
+                drop(runner.settle(launch.kind, &launch.name));
+                tell_ended(node, &launch, exit);
+            }
+        }
+    }
+    Ok(by_gpu)
+}
+
+fn tell_ended(node: &NodeShared, launch: &crate::launch::Launch, exit: Exit) {
+    let event = match launch.kind {
+        crate::launch::Kind::Online => muxflow_types::ServiceId::new(&launch.name)
+            .map(|service| Event::OnlineEnded { service, exit }),
+        crate::launch::Kind::Offline => {
+            let requeue = exit.code != Some(0) || exit.stop.is_some();
+            muxflow_types::JobId::new(&launch.name).map(|job| Event::JobEnded {
+                job,
+                exit,
+                reason: Some(StopReason::Shutdown),
+                requeue,
+                fail_prone: false,
+            })
+        }
+    };
+    if let Ok(event) = event {
+        drop(node.tell.send((launch.gpu.clone(), event)));
+    }
+}
+
+/// What the loops of one GPU are made from.
+struct GpuStart<'a> {
+    config: &'a AgentConfig,
+    nvml: &'a Arc<Nvml>,
+    facts: &'a GpuFacts,
+    node: &'a NodeShared,
+    child: &'a ChildProgram,
+    knobs: Option<ServiceKnobs>,
+}
+
+fn start_gpu(start: &GpuStart<'_>, dcgm: Option<Arc<Dcgm>>, adopted: Vec<Running>) -> Result<Gpu> {
+    let &GpuStart { config, nvml, facts, node, child, knobs } = start;
+    let laws = laws_for(config, facts)?;
+    let name = encode(&facts.uuid);
+    let state_dir = config.state_dir.join("gpus").join(&name);
+    std::fs::create_dir_all(&state_dir).map_err(file("create", &state_dir))?;
+    let sensor = NvmlSensor::new(Arc::clone(nvml), dcgm, &facts.uuid)?;
+    let source = monitor::Sensor::source(&sensor);
+    tracing::info!(gpu = facts.uuid, name = facts.name, source = source.as_str(), "GPU found");
+    let monitor = Monitor::start(&name, sensor, config.sample_every, config.history)
+        .map_err(system("start a thread"))?;
+    let shared = Arc::new(GpuShared::new(facts.clone(), monitor));
+    let (orders, receive_orders) = mpsc::channel();
+    let (to_fast, from_slow) = mpsc::channel::<HealthOrder>();
+    let stop_fast = Arc::new(AtomicBool::new(false));
+    let params = ControlParams {
+        laws,
+        health: config.laws.health,
+        split: config.laws.split,
+        forecast: config.laws.forecast,
+        share: knobs.map_or(config.laws.share, |knobs| knobs.share),
+        quota: config.laws.quota,
+        slo: knobs.and_then(|knobs| knobs.slo),
+        queue_for: config.queue_for,
+        tick: config.tick,
+        defences: config.defences,
+    };
+    let fast = {
+        let (shared, orders, tell) = (Arc::clone(&shared), orders.clone(), node.tell.clone());
+        let stop = Arc::clone(&stop_fast);
+        let body = move || control::run(&shared, params, &from_slow, &orders, &tell, &stop);
+        std::thread::Builder::new().name(format!("fast-{name}")).spawn(body)
+    };
+    let fast = fast.map_err(system("start a thread"))?;
+    let daemon = mps_daemon(config, facts, node)?;
+    let params = supervisor_params(config, child, state_dir);
+    let mut supervisor =
+        Supervisor::new(params, Arc::clone(&shared), node.clone(), to_fast, daemon);
+    for running in adopted {
+        supervisor.adopt(running)?;
+    }
+    let slow = std::thread::Builder::new()
+        .name(format!("slow-{name}"))
+        .spawn(move || supervisor.run(&receive_orders))
+        .map_err(system("start a thread"))?;
+    Ok(Gpu { shared, orders, slow: Some(slow), fast: Some(fast), stop_fast })
+}
+
+fn mps_daemon(
+    config: &AgentConfig,
+    facts: &GpuFacts,
+    node: &NodeShared,
+) -> Result<Option<MpsDaemon>> {
+    let Some(mps) = &config.mps else { return Ok(None) };
+    let spec = DaemonSpec {
+        program: mps.program.clone(),
+        uuid: facts.uuid.clone(),
+        dir: config.run_dir.join("mps").join(encode(&facts.uuid)),
+        multi_user: mps.multi_user,
+        limit: mps.limit,
+    };
+    let group = node.runner.cgroups().create(&format!("mps-{}", facts.uuid), &Limits::default())?;
+    MpsDaemon::adopt(spec, group).map(Some)
+}
+
+fn supervisor_params(
+    config: &AgentConfig,
+    child: &ChildProgram,
+    state_dir: std::path::PathBuf,
+) -> SupervisorParams {
+    SupervisorParams {
+        run_dir: config.run_dir.join("control"),
+        state_dir,
+        pass_env: config.pass_env.clone(),
+        interposer: config.interposer.clone(),
+        child: child.clone(),
+        errors: config.laws.errors.clone(),
+        retry: config.laws.retry,
+        logs: config.logs,
+        probe_limit: config.probe_limit,
+        probe_every: config.probe_every,
+        mps_every: config.mps.as_ref().map_or(Duration::from_secs(1), |mps| mps.check_every),
+        register_within: Duration::from_secs(2),
+        fault_stop: Duration::from_millis(1_500),
+        driver_memory_limit: config.mps.as_ref().is_some_and(|mps| mps.driver_memory_limit),
+        defences: config.defences,
+    }
+}
+
+/// Waits until a condition on a GPU's status holds; for callers that start something and want to
+/// see it.
+pub fn wait_status(
+    agent: &Agent,
+    uuid: &str,
+    limit: Duration,
+    holds: impl Fn(&GpuStatus) -> bool,
+) -> Option<GpuStatus> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let status = agent.status(uuid)?;
+        if holds(&status) {
+            return Some(status);
+        }
+        if Instant::now() > deadline {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

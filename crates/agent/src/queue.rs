@@ -1,0 +1,151 @@
+//! The jobs of an agent without a manager: a list that is worked through wherever there is room.
+//!
+//! The manager plans over many nodes and replaces this; here a job goes to the first GPU that may
+//! take it, and one that failed waits as the laws say.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use muxflow_policy::retry::{FailureHistory, RetryParams};
+use muxflow_types::{JobId, Micros};
+
+use crate::gpu::{GpuStatus, OfflineSpec};
+
+#[derive(Debug)]
+struct Waiting {
+    spec: OfflineSpec,
+    not_before: Micros,
+    history: Option<FailureHistory>,
+}
+
+/// How a job left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// It is done.
+    Finished,
+    /// It was evicted and is not to blame: it may go on where there is room.
+    Evicted,
+    /// It failed by itself.
+    Failed,
+}
+
+/// Jobs that wait and jobs that run.
+#[derive(Debug)]
+pub struct JobQueue {
+    retry: RetryParams,
+    waiting: VecDeque<Waiting>,
+    running: BTreeMap<JobId, Waiting>,
+    finished: usize,
+}
+
+impl JobQueue {
+    /// With these jobs, in this order.
+    pub fn new(jobs: Vec<OfflineSpec>, retry: RetryParams) -> Self {
+        let wait = |spec| Waiting { spec, not_before: Micros::ZERO, history: None };
+        JobQueue {
+            retry,
+            waiting: jobs.into_iter().map(wait).collect(),
+            running: BTreeMap::new(),
+            finished: 0,
+        }
+    }
+
+    /// How many wait, run and are finished.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        (self.waiting.len(), self.running.len(), self.finished)
+    }
+
+    /// The next job for a GPU that may take one.
+    pub fn next_for(&mut self, status: &GpuStatus, now: Micros) -> Option<OfflineSpec> {
+        if !status.placeable || status.share.is_none() {
+            return None;
+        }
+        let fits = |job: &Waiting| {
+            job.not_before <= now && job.spec.quota.is_none_or(|quota| quota <= status.quota)
+        };
+        let index = self.waiting.iter().position(fits)?;
+        let job = self.waiting.remove(index)?;
+        let spec = job.spec.clone();
+        self.running.insert(spec.job.clone(), job);
+        Some(spec)
+    }
+
+    /// A job has left, or was refused.
+    pub fn left(&mut self, job: &JobId, how: Left, now: Micros) {
+        let Some(mut entry) = self.running.remove(job) else { return };
+        match how {
+            Left::Finished => {
+                self.finished += 1;
+                return;
+            }
+            Left::Evicted => {}
+            Left::Failed => {
+                let history = entry.history.get_or_insert(FailureHistory::restore(0, now));
+                let seed =
+                    job.as_str().bytes().fold(0_u64, |sum, b| sum.rotate_left(5) ^ u64::from(b));
+                entry.not_before = history.fail(now, &self.retry, seed);
+            }
+        }
+        self.waiting.push_front(entry);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::monitor::nvml::GpuFacts;
+    use crate::stop::StopLimits;
+    use muxflow_types::{Bytes, GpuType, SmCount, SmShare};
+
+    fn job(name: &str, quota: Option<Bytes>) -> OfflineSpec {
+        OfflineSpec {
+            job: JobId::new(name).unwrap(),
+            argv: vec!["true".into()],
+            env: BTreeMap::new(),
+            cwd: "/".into(),
+            user: None,
+            limits: crate::cgroup::Limits::default(),
+            share: None,
+            quota,
+            stop: StopLimits::default(),
+        }
+    }
+
+    fn room() -> GpuStatus {
+        let facts = GpuFacts {
+            uuid: "GPU-1".into(),
+            gpu_type: GpuType::new("T4").unwrap(),
+            name: "T4".into(),
+            pci: "0000:01:00".into(),
+            memory: Bytes::from_gib(15),
+            highest_clock: None,
+        };
+        let share = SmShare::new(SmCount(20), SmCount(40)).ok();
+        GpuStatus {
+            placeable: true,
+            share,
+            quota: Bytes::from_gib(4),
+            ..GpuStatus::unknown(&facts)
+        }
+    }
+
+    #[test]
+    fn jobs_go_where_they_fit_and_failed_ones_wait() {
+        let jobs = vec![job("big", Some(Bytes::from_gib(8))), job("a", None), job("b", None)];
+        let mut queue = JobQueue::new(jobs, RetryParams::default());
+        let now = Micros::from_secs(100);
+        let first = queue.next_for(&room(), now).unwrap();
+        assert_eq!(first.job.as_str(), "a", "the big one does not fit here");
+        let closed = GpuStatus { placeable: false, ..room() };
+        assert!(queue.next_for(&closed, now).is_none());
+        queue.left(&first.job, Left::Failed, now);
+        assert_eq!(queue.next_for(&room(), now).unwrap().job.as_str(), "b", "a waits");
+        let later = now.saturating_add(Micros::from_secs(60));
+        let again = queue.next_for(&room(), later).unwrap();
+        assert_eq!(again.job.as_str(), "a");
+        queue.left(&again.job, Left::Evicted, later);
+        assert_eq!(queue.next_for(&room(), later).unwrap().job.as_str(), "a", "at once");
+        queue.left(&again.job, Left::Finished, later);
+        assert_eq!(queue.counts(), (1, 1, 1));
+        queue.left(&JobId::new("stranger").unwrap(), Left::Failed, later);
+    }
+}

@@ -1,0 +1,116 @@
+//! `muxflow agent`: runs the executor of this node in the foreground.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use muxflow_agent::agent::Agent;
+use muxflow_agent::config::AgentConfig;
+use muxflow_agent::gpu::{Event, Order};
+use muxflow_agent::queue::{JobQueue, Left};
+use muxflow_agent::{child, monitor, sys};
+
+/// Run this node: watch its GPUs, keep MPS alive, run services and jobs.
+#[derive(Debug, Args)]
+pub(crate) struct AgentArgs {
+    /// The agent's configuration file; without one, everything has its default and nothing runs.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Leave when all jobs of the file are finished.
+    #[arg(long)]
+    until_done: bool,
+}
+
+/// A process that the agent starts for itself.
+#[derive(Debug, Args)]
+pub(crate) struct ChildArgs {
+    /// `keep DIR` or `probe`.
+    #[arg(trailing_var_arg = true)]
+    words: Vec<std::ffi::OsString>,
+}
+
+/// Reads the configuration that `--config` names, or the defaults.
+pub(crate) fn read_config(path: Option<&PathBuf>) -> anyhow::Result<AgentConfig> {
+    Ok(match path {
+        Some(path) => AgentConfig::read(path)?,
+        None => AgentConfig::built_in()?,
+    })
+}
+
+/// How the agent starts itself again.
+pub(crate) fn child_program() -> anyhow::Result<(PathBuf, Vec<String>)> {
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
+    Ok((program, vec!["agent-child".into()]))
+}
+
+/// Runs a child of the agent.
+pub(crate) fn run_child(args: ChildArgs) -> ExitCode {
+    child::main(args.words)
+}
+
+pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let config = read_config(args.config.as_ref())?;
+    // Before any thread starts, so that all of them leave these signals to this one.
+    let signals =
+        sys::signal_fd(&[libc::SIGTERM, libc::SIGINT]).context("cannot watch for signals")?;
+    let agent = Agent::start(&config, child_program()?)?;
+    if let Some(address) = agent.metrics_address() {
+        tracing::info!(%address, "metrics");
+    }
+    start_services(&agent, &config)?;
+    let mut queue = JobQueue::new(config.offline.clone(), config.laws.retry);
+    loop {
+        use std::os::fd::AsFd;
+        if sys::take_signal(signals.as_fd()).is_some() {
+            break;
+        }
+        for uuid in agent.gpus() {
+            let Some(status) = agent.status(uuid) else { continue };
+            if let Some(spec) = queue.next_for(&status, monitor::now()) {
+                agent.order(uuid, Order::StartOffline(Box::new(spec)))?;
+            }
+        }
+        if let Some((_, event)) = agent.next_event(Duration::from_millis(100)) {
+            take_note(&mut queue, event);
+        }
+        let (waiting, running, _) = queue.counts();
+        if args.until_done && waiting + running == 0 {
+            break;
+        }
+    }
+    agent.shutdown();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn start_services(agent: &Agent, config: &AgentConfig) -> anyhow::Result<()> {
+    for (gpu, spec) in &config.online {
+        let uuid = agent.find_gpu(gpu).with_context(|| {
+            let all = agent.gpus().join(", ");
+            format!("service {}: there is no GPU `{gpu}` here; there are {all}", spec.service)
+        })?;
+        agent.order(uuid, Order::StartOnline(Box::new(spec.clone())))?;
+    }
+    Ok(())
+}
+
+fn take_note(queue: &mut JobQueue, event: Event) {
+    let now = monitor::now();
+    match event {
+        Event::JobEnded { job, exit, reason, requeue, .. } => {
+            let how = match (requeue, reason.is_some()) {
+                (false, _) => Left::Finished,
+                (true, true) => Left::Evicted,
+                (true, false) => Left::Failed,
+            };
+            tracing::info!(job = %job, code = exit.code, signal = exit.signal, ?how, "job left");
+            queue.left(&job, how, now);
+        }
+        Event::JobRefused { job, .. } => queue.left(&job, Left::Failed, now),
+        _ => {}
+    }
+}
