@@ -26,7 +26,13 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("muxflow-agent", &["muxflow-types", "muxflow-policy", "muxflow-abi"]),
     (
         "muxflow-kubernetes",
-        &["muxflow-types", "muxflow-policy", "muxflow-predictor", "muxflow-matching", "muxflow-api"],
+        &[
+            "muxflow-types",
+            "muxflow-policy",
+            "muxflow-predictor",
+            "muxflow-matching",
+            "muxflow-api",
+        ],
     ),
     ("muxflow-test-cluster", &[]),
     ("muxflow-examples", &["muxflow-abi"]),

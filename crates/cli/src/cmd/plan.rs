@@ -1,16 +1,18 @@
 //! `muxflow plan`: pairs offline jobs with online GPUs from a snapshot file, and says why.
 
+use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 use muxflow_api::{example, plan as wire_plan, snapshot as wire_snapshot};
 use muxflow_policy::cluster::{Explanation, Parameters, Planner, explain, lint};
-use muxflow_predictor::ConservativeRule;
-use muxflow_types::{Change, ClusterPlan, ClusterSnapshot, JobId, Micros, Percent};
+use muxflow_predictor::Registry;
+use muxflow_types::{Change, ClusterPlan, ClusterSnapshot, GpuType, JobId, Micros, Percent};
 
+use crate::speed_model::files::{model_path, read_model};
 use crate::table::Table;
 
 /// Pair offline jobs with online GPUs, optimally, from a snapshot of the cluster.
@@ -28,6 +30,10 @@ pub(crate) struct PlanArgs {
     /// Explain one job: where it could be, who has those places, who refuses it.
     #[arg(long, value_name = "JOB")]
     explain: Option<String>,
+    /// The folder that `muxflow train` wrote its models to. GPU types without a model are predicted
+    /// by the conservative rule.
+    #[arg(long, value_name = "DIR")]
+    models: Option<PathBuf>,
     /// Seconds between two plans: what a move gains must be gained within it.
     #[arg(long, value_name = "SECONDS", default_value_t = 900)]
     interval: u64,
@@ -59,7 +65,7 @@ pub(crate) fn run(args: PlanArgs) -> anyhow::Result<ExitCode> {
         ..Parameters::default()
     };
     let planner = Planner::new(parameters)?;
-    let predictor = ConservativeRule;
+    let (predictor, source) = predictor(args.models.as_deref(), &snapshot)?;
     let plan = planner.plan(&snapshot, &predictor)?;
     let findings = lint(&snapshot, &plan, planner.parameters());
     if let Some(job) = &args.explain {
@@ -74,7 +80,7 @@ pub(crate) fn run(args: PlanArgs) -> anyhow::Result<ExitCode> {
     } else if args.json {
         writeln!(out, "{}", wire_plan::render(&plan))?;
     } else {
-        out.write_all(table(&snapshot, &plan).as_bytes())?;
+        out.write_all(table(&snapshot, &plan, &source).as_bytes())?;
     }
     if !findings.is_empty() {
         let words: Vec<_> = findings.iter().map(ToString::to_string).collect();
@@ -101,7 +107,32 @@ fn read(path: &PathBuf) -> anyhow::Result<ClusterSnapshot> {
     })
 }
 
-fn table(snapshot: &ClusterSnapshot, plan: &ClusterPlan) -> String {
+/// The models of the GPU types in the snapshot, and in words where speeds come from.
+fn predictor(
+    folder: Option<&Path>,
+    snapshot: &ClusterSnapshot,
+) -> anyhow::Result<(Registry, String)> {
+    let mut registry = Registry::default();
+    let Some(folder) = folder else {
+        let words = "Speeds by the conservative rule; --models takes trained ones.";
+        return Ok((registry, words.to_owned()));
+    };
+    let types: BTreeSet<&GpuType> = snapshot.gpus.iter().map(|g| &g.gpu_type).collect();
+    let mut words = Vec::new();
+    for gpu_type in types {
+        let path = model_path(folder, gpu_type);
+        if path.exists() {
+            let (model, checksum) = read_model(&path, Some(gpu_type))?;
+            words.push(format!("{gpu_type} by {} {checksum}", model.model.kind().name()));
+            registry.insert(model);
+        } else {
+            words.push(format!("{gpu_type} by the conservative rule (no {})", path.display()));
+        }
+    }
+    Ok((registry, format!("Speeds: {}.", words.join(", "))))
+}
+
+fn table(snapshot: &ClusterSnapshot, plan: &ClusterPlan, source: &str) -> String {
     let mut out = String::new();
     let mut t = Table::new(&[
         "GPU", "TYPE", "SERVICE", "JOB", "CHANGE", "SHARE", "QUOTA", ">SPEED", ">WEIGHT",
@@ -144,7 +175,7 @@ fn table(snapshot: &ClusterSnapshot, plan: &ClusterPlan) -> String {
         out.push_str(&t.render());
     }
     out.push_str(&format!(
-        "\n{} of {} jobs on {} GPUs, total weight {:.3}, {}.\nSpeeds by the conservative rule: no trained model was given.\n",
+        "\n{} of {} jobs on {} GPUs, total weight {:.3}, {}.\n{source}\n",
         plan.assignments.len(),
         snapshot.jobs.len(),
         snapshot.gpus.len(),
