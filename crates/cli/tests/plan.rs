@@ -1,5 +1,7 @@
 //! `muxflow plan` as a person types it: real files, real exit codes.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot start the program has failed")]
+
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
 
