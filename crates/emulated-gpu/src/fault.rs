@@ -84,6 +84,18 @@ impl Fault {
         Ok(fault)
     }
 
+    /// Any fault but those that end the GPU for good.
+    pub fn random(rng: &mut muxflow_gpu_model::Rng) -> Fault {
+        let mut pick = |n: u32| ((rng.uniform() * f64::from(n)) as u32).min(n - 1);
+        let mild: Vec<u32> = XIDS.iter().copied().filter(|x| ![79, 48, 95].contains(x)).collect();
+        match pick(6) {
+            0..=2 => Fault::Xid(mild[pick(mild.len() as u32) as usize]),
+            3 => Fault::MpsCrash,
+            4 => Fault::Throttle(300 + 100 * pick(10)),
+            _ => Fault::MemoryBurst(256 * (1 + pick(8))),
+        }
+    }
+
     /// As two numbers.
     pub fn to_wire(self) -> [u64; 2] {
         match self {

@@ -43,11 +43,11 @@ struct File {
 }
 
 fn default_cuda() -> u32 {
-    13_000
+    13_040
 }
 
 fn default_driver() -> String {
-    "580.65.06".to_owned()
+    "615.71".to_owned()
 }
 
 /// A profile that was read and checked.

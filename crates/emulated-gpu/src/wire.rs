@@ -108,9 +108,9 @@ pub unsafe trait Plain: Copy {
 // SAFETY: two u32 and seven u64, no padding.
 unsafe impl Plain for Message {}
 
-/// One end of a connection.
+/// One end of a connection, and the process that made it.
 #[derive(Debug)]
-pub struct Socket(OwnedFd);
+pub struct Socket(OwnedFd, u32);
 
 /// What was received.
 #[derive(Debug)]
@@ -175,7 +175,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> Option<Socket> {
         libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
     };
     // SAFETY: the descriptor was just made and belongs to nobody else.
-    (fd >= 0).then(|| Socket(unsafe { OwnedFd::from_raw_fd(fd) }))
+    (fd >= 0).then(|| Socket(unsafe { OwnedFd::from_raw_fd(fd) }, std::process::id()))
 }
 
 impl Socket {
@@ -187,7 +187,7 @@ impl Socket {
         if unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Socket(fd))
+        Ok(Socket(fd, std::process::id()))
     }
 
     /// The descriptor, for polling.
@@ -305,6 +305,11 @@ impl Socket {
         buffer.truncate(got);
         let Some(message) = Message::from_bytes(&buffer) else { return Ok(None) };
         Ok(Some(Received { message, tail: buffer.split_off(size_of::<Message>()), fds }))
+    }
+
+    /// Whether this process made the connection, or inherited it over a fork.
+    pub fn belongs_here(&self) -> bool {
+        self.1 == std::process::id()
     }
 
     /// Asks and waits for the answer.

@@ -74,11 +74,11 @@ struct Thread {
     state: Option<Pause>,
 }
 
-struct Block<'a, M: Memory> {
+struct Block<'a> {
     kernel: &'a Kernel,
     grid: &'a Grid,
     params: &'a [u8],
-    memory: &'a M,
+    memory: &'a dyn Memory,
     shared: Vec<u8>,
     local: Vec<u8>,
     registers: Vec<u64>,
@@ -91,11 +91,11 @@ struct Block<'a, M: Memory> {
 }
 
 /// Runs the whole grid, within a limit of instructions.
-pub fn run<M: Memory>(
+pub fn run(
     kernel: &Kernel,
     grid: &Grid,
     params: &[u8],
-    memory: &M,
+    memory: &dyn Memory,
     limit: u64,
 ) -> Outcome {
     let mut block = Block::new(kernel, grid, params, memory, limit, false);
@@ -116,7 +116,7 @@ pub fn run<M: Memory>(
 /// Runs a few threads without storing anything, to learn what a thread costs: the first one, and
 /// the one in the middle of the middle block. The dearer one counts, so a bounds check at the edge
 /// does not make a kernel look free.
-pub fn probe<M: Memory>(kernel: &Kernel, grid: &Grid, params: &[u8], memory: &M) -> Sample {
+pub fn probe(kernel: &Kernel, grid: &Grid, params: &[u8], memory: &dyn Memory) -> Sample {
     let middle = |n: [u32; 3]| [n[0] / 2, n[1] / 2, n[2] / 2];
     let mut dearest = Sample::default();
     for (ctaid, tid) in [([0; 3], [0; 3]), (middle(grid.blocks), middle(grid.threads))] {
@@ -137,12 +137,12 @@ pub fn probe<M: Memory>(kernel: &Kernel, grid: &Grid, params: &[u8], memory: &M)
     dearest
 }
 
-impl<'a, M: Memory> Block<'a, M> {
+impl<'a> Block<'a> {
     fn new(
         kernel: &'a Kernel,
         grid: &'a Grid,
         params: &'a [u8],
-        memory: &'a M,
+        memory: &'a dyn Memory,
         limit: u64,
         dry: bool,
     ) -> Self {

@@ -1,0 +1,396 @@
+//! The MPS control daemon: lets clients in, starts servers, answers commands.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use super::limits::Limits;
+use super::server::report;
+use super::{code, topic};
+use crate::node::Node;
+use crate::wire::{self, Kind, Message, Received, Socket};
+use crate::{EmulationError, sys};
+
+/// Most clients of one server.
+const MOST_CLIENTS: usize = 60;
+
+/// How a daemon runs.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The node whose GPUs it serves.
+    pub node: Node,
+    /// Which of them.
+    pub gpus: Vec<usize>,
+    /// Where clients find it.
+    pub pipe_directory: PathBuf,
+    /// Where it logs.
+    pub log_directory: PathBuf,
+    /// The server program.
+    pub server_program: PathBuf,
+    /// One server for all users.
+    pub multi_user: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Status {
+    Initializing,
+    Active,
+    Fault,
+}
+
+pub(super) struct Server {
+    pub child: Child,
+    pub uid: u32,
+    pub status: Status,
+    pub hung: bool,
+    /// Its connection, by key.
+    pub peer: Option<u64>,
+    /// Limits for clients to come.
+    pub limits: Limits,
+}
+
+pub(super) struct Client {
+    pub pid: i32,
+    pub uid: u32,
+    /// Its server; none while it waits.
+    pub server: Option<u32>,
+    own: String,
+}
+
+enum Peer {
+    Unknown,
+    Client(Client),
+    Server,
+}
+
+/// A running daemon.
+pub(super) struct Daemon {
+    pub options: Options,
+    listener: OwnedFd,
+    peers: BTreeMap<u64, (Socket, Peer)>,
+    next: u64,
+    pub servers: BTreeMap<u32, Server>,
+    pub defaults: Limits,
+    pub quitting: bool,
+}
+
+/// Runs until `quit`.
+pub fn run(options: Options) -> Result<(), EmulationError> {
+    let write = |path: &Path| {
+        let path = path.to_owned();
+        move |source| EmulationError::Write { path, source }
+    };
+    for folder in [&options.pipe_directory, &options.log_directory] {
+        std::fs::create_dir_all(folder).map_err(write(folder))?;
+    }
+    let path = options.pipe_directory.join("control");
+    if Socket::connect(&path).is_ok() {
+        let source = std::io::Error::other("an MPS control daemon already listens there");
+        return Err(EmulationError::Write { path, source });
+    }
+    let listener = wire::listen(&path).map_err(write(&path))?;
+    let pid_file = options.pipe_directory.join("nvidia-cuda-mps-control.pid");
+    std::fs::write(&pid_file, format!("{}\n", std::process::id())).map_err(write(&pid_file))?;
+    let mut daemon = Daemon {
+        options,
+        listener,
+        peers: BTreeMap::new(),
+        next: 1,
+        servers: BTreeMap::new(),
+        defaults: Limits::from_environment(),
+        quitting: false,
+    };
+    daemon.log("Starting control daemon");
+    while !daemon.quitting {
+        daemon.turn()?;
+    }
+    daemon.log("Exiting");
+    for server in daemon.servers.values_mut() {
+        if server.child.kill().is_ok() && server.child.wait().is_err() {
+            // Already gone.
+        }
+    }
+    for file in ["control", "nvidia-cuda-mps-control.pid"] {
+        let path = daemon.options.pipe_directory.join(file);
+        if std::fs::remove_file(path).is_err() {
+            // Somebody has cleaned up already.
+        }
+    }
+    Ok(())
+}
+
+impl Daemon {
+    pub(super) fn log(&self, line: &str) {
+        let path = self.options.log_directory.join("control.log");
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let seconds = now.map_or(0.0, |d| d.as_secs_f64());
+        let text = format!("[{seconds:.3} Control {}] {line}\n", std::process::id());
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        if file.and_then(|mut f| f.write_all(text.as_bytes())).is_err() {
+            // A log that cannot be written must not stop the daemon.
+        }
+    }
+
+    fn turn(&mut self) -> Result<(), EmulationError> {
+        let keys: Vec<u64> = self.peers.keys().copied().collect();
+        let mut fds = vec![self.listener.as_raw_fd()];
+        fds.extend(self.peers.values().map(|(socket, _)| socket.fd()));
+        let mut ready = Vec::new();
+        sys::poll(&fds, Some(Duration::from_millis(500)), &mut ready)
+            .map_err(|source| EmulationError::System { what: "wait for clients", source })?;
+        for (i, key) in keys.iter().enumerate() {
+            if ready[i + 1] {
+                self.serve(*key);
+            }
+        }
+        if ready[0] {
+            while let Some(socket) = wire::accept(self.listener.as_fd()) {
+                self.peers.insert(self.next, (socket, Peer::Unknown));
+                self.next += 1;
+            }
+        }
+        self.reap();
+        self.recover();
+        self.let_in();
+        Ok(())
+    }
+
+    fn serve(&mut self, key: u64) {
+        let Some((socket, _)) = self.peers.get(&key) else { return };
+        let Ok(Some(received)) = socket.receive() else {
+            self.lost(key);
+            return;
+        };
+        let (pid, uid) = socket.peer();
+        let Received { message, tail, .. } = received;
+        let text = String::from_utf8_lossy(&tail).into_owned();
+        match message.values[0] {
+            topic::COMMAND => {
+                let (ok, answer) = self.command(text.trim());
+                let status = u32::from(!ok);
+                self.reply(key, &Message::reply(status, &[]), answer.as_bytes());
+            }
+            topic::CLIENT => {
+                self.log(&format!("Accepting connection from pid {pid}, user {uid}"));
+                let client = Client { pid, uid, server: None, own: text };
+                if let Some((_, peer)) = self.peers.get_mut(&key) {
+                    *peer = Peer::Client(client);
+                }
+            }
+            topic::SERVER => self.heard(key, pid.unsigned_abs(), message.values[1]),
+            _ => {}
+        }
+    }
+
+    fn reply(&mut self, key: u64, message: &Message, tail: &[u8]) {
+        let Some((socket, _)) = self.peers.get(&key) else { return };
+        if socket.send(message, tail, &[]).is_err() {
+            self.lost(key);
+        }
+    }
+
+    fn lost(&mut self, key: u64) {
+        if let Some((_, Peer::Client(client))) = self.peers.remove(&key) {
+            self.log(&format!("Client {} disconnected", client.pid));
+        }
+    }
+
+    /// A server reported.
+    fn heard(&mut self, key: u64, pid: u32, what: u64) {
+        if let Some((_, peer)) = self.peers.get_mut(&key) {
+            *peer = Peer::Server;
+        }
+        let Some(server) = self.servers.get_mut(&pid) else { return };
+        let line = match what {
+            report::READY => {
+                server.peer = Some(key);
+                server.status = Status::Active;
+                format!("Server {pid} is ready")
+            }
+            report::FAULT => {
+                server.status = Status::Fault;
+                format!("Server {pid} encountered a fatal fault; new clients are refused")
+            }
+            // The daemon goes on saying that all is well: that is what makes it a hang.
+            report::HANG => {
+                server.hung = true;
+                return;
+            }
+            _ => {
+                server.hung = false;
+                format!("Server {pid} was reset")
+            }
+        };
+        self.log(&line);
+    }
+
+    /// Servers that ended by themselves are forgotten; their clients find out at the device.
+    fn reap(&mut self) {
+        let mut ended = Vec::new();
+        for (pid, server) in &mut self.servers {
+            if server.child.try_wait().ok().flatten().is_some() {
+                ended.push(*pid);
+            }
+        }
+        for pid in ended {
+            self.servers.remove(&pid);
+            self.log(&format!("Server {pid} exited"));
+        }
+    }
+
+    /// A faulted server whose clients have all left takes clients again.
+    fn recover(&mut self) {
+        let faulted: Vec<u32> = self
+            .servers
+            .iter()
+            .filter(|(_, s)| s.status == Status::Fault)
+            .map(|(pid, _)| *pid)
+            .collect();
+        for pid in faulted {
+            if !self.clients_of(pid).is_empty() {
+                continue;
+            }
+            self.tell_server(pid, 2, 0);
+            if let Some(server) = self.servers.get_mut(&pid) {
+                server.status = Status::Active;
+            }
+            self.log(&format!("Server {pid} recovered"));
+        }
+    }
+
+    pub(super) fn tell_server(&mut self, pid: u32, what: u64, client: u64) {
+        let Some(key) = self.servers.get(&pid).and_then(|s| s.peer) else { return };
+        let message = Message::new(Kind::Ping, &[topic::SERVER, what, client]);
+        self.reply(key, &message, &[]);
+    }
+
+    /// Clients of a server.
+    pub(super) fn clients_of(&self, server: u32) -> Vec<i32> {
+        let all = self.peers.values().filter_map(|(_, p)| match p {
+            Peer::Client(c) if c.server == Some(server) => Some(c.pid),
+            _ => None,
+        });
+        all.collect()
+    }
+
+    /// Lets those in who wait and can be served now.
+    fn let_in(&mut self) {
+        let waiting: Vec<(u64, u32)> = self
+            .peers
+            .iter()
+            .filter_map(|(key, (_, p))| match p {
+                Peer::Client(c) if c.server.is_none() => Some((*key, c.uid)),
+                _ => None,
+            })
+            .collect();
+        for (key, uid) in waiting {
+            let Some(pid) = self.server_for(uid) else { continue };
+            let Some(server) = self.servers.get(&pid) else { continue };
+            if server.hung || server.status == Status::Initializing {
+                continue;
+            }
+            if server.status == Status::Fault {
+                self.reply(key, &Message::reply(code::SERVER_NOT_READY, &[]), &[]);
+                self.lost(key);
+                continue;
+            }
+            if self.clients_of(pid).len() >= MOST_CLIENTS {
+                self.reply(key, &Message::reply(code::MAX_CLIENTS, &[]), &[]);
+                self.lost(key);
+                continue;
+            }
+            self.admit(key, pid);
+        }
+    }
+
+    fn admit(&mut self, key: u64, pid: u32) {
+        let Some(server) = self.servers.get(&pid) else { return };
+        let limits = server.limits.clone();
+        let Some((_, Peer::Client(client))) = self.peers.get_mut(&key) else { return };
+        client.server = Some(pid);
+        let both = limits.tightened(&Limits::from_text(&client.own));
+        let who = client.pid;
+        let text = format!("{}\n{}", both.to_text(), self.served());
+        self.log(&format!("NEW CLIENT {who} from user {}: Server {pid}", self.servers[&pid].uid));
+        self.reply(key, &Message::reply(0, &[pid.into()]), text.as_bytes());
+    }
+
+    /// UUIDs of the served GPUs; empty when all are.
+    fn served(&self) -> String {
+        if self.options.gpus.len() == self.options.node.gpu_count() {
+            return String::new();
+        }
+        let uuids = self.options.gpus.iter().filter_map(|g| facts(&self.options.node, *g));
+        uuids.collect::<Vec<_>>().join(",")
+    }
+
+    /// The server of a user. Without multi-user mode only one user is served at a time: others
+    /// wait until its clients have left.
+    fn server_for(&mut self, uid: u32) -> Option<u32> {
+        let same = |s: &Server| self.options.multi_user || s.uid == uid;
+        if let Some((pid, _)) = self.servers.iter().find(|(_, s)| same(s)) {
+            return Some(*pid);
+        }
+        let others: Vec<u32> = self.servers.keys().copied().collect();
+        if others.iter().any(|pid| !self.clients_of(*pid).is_empty()) {
+            return None;
+        }
+        for pid in others {
+            self.stop_server(pid);
+        }
+        self.start_server(uid)
+    }
+
+    pub(super) fn stop_server(&mut self, pid: u32) {
+        if let Some(mut server) = self.servers.remove(&pid)
+            && server.child.kill().is_ok()
+            && server.child.wait().is_err()
+        {
+            // Already gone.
+        }
+    }
+
+    /// Starts a server for a user.
+    pub(super) fn start_server(&mut self, uid: u32) -> Option<u32> {
+        let gpus: Vec<String> = self.options.gpus.iter().map(ToString::to_string).collect();
+        let child = Command::new(&self.options.server_program)
+            .arg(self.options.node.root())
+            .arg(gpus.join(","))
+            .arg(self.options.pipe_directory.join("control"))
+            .spawn();
+        let child = match child {
+            Ok(child) => child,
+            Err(error) => {
+                let program = self.options.server_program.display();
+                self.log(&format!("Cannot start {program}: {error}"));
+                return None;
+            }
+        };
+        let pid = child.id();
+        self.log(&format!("Starting new server {pid} for user {uid}"));
+        let server = Server {
+            child,
+            uid,
+            status: Status::Initializing,
+            hung: false,
+            peer: None,
+            limits: self.defaults.clone(),
+        };
+        self.servers.insert(pid, server);
+        Some(pid)
+    }
+}
+
+/// Hex digits of a GPU's UUID.
+pub(super) fn facts(node: &Node, gpu: usize) -> Option<String> {
+    use crate::wire::Plain;
+    let socket = Socket::connect(&node.socket(gpu)).ok()?;
+    let answer = socket.ask(&Message::new(Kind::Stats, &[]), &[], &[]).ok()?;
+    let at = size_of::<crate::facts::Stats>();
+    let facts = crate::facts::Facts::from_bytes(answer.tail.get(at..)?)?;
+    Some(facts.uuid.iter().map(|b| format!("{b:02x}")).collect())
+}
