@@ -95,7 +95,8 @@ fn word(record: &Record, entry: usize) -> Option<&'static AtomicU32> {
 /// are busy, the launches go uncounted into the last one looked at.
 pub(crate) fn entry_of(record: &Record, stream: usize) -> usize {
     let epoch = EPOCH.load(Ordering::Acquire);
-    if record.epoch.swap(epoch, Ordering::Relaxed) != epoch {
+    if record.epoch.load(Ordering::Relaxed) != epoch {
+        record.epoch.store(epoch, Ordering::Relaxed);
         for (index, entry) in record.entries.iter().enumerate() {
             entry.stream.store(0, Ordering::Relaxed);
             entry.pending.store(0, Ordering::Relaxed);
@@ -114,6 +115,7 @@ pub(crate) fn entry_of(record: &Record, stream: usize) -> usize {
         .or_else(|| (0..ENTRIES).find(|&index| is_idle(record, index)))
         .unwrap_or(stream / 64 % ENTRIES);
     record.entries[index].stream.store(wanted, Ordering::Relaxed);
+    record.used.fetch_max(index + 1, Ordering::Relaxed);
     index
 }
 
@@ -137,7 +139,7 @@ pub(crate) fn total() -> u64 {
         record.tid.load(Ordering::Relaxed) != 0 && record.epoch.load(Ordering::Relaxed) == epoch
     });
     living
-        .flat_map(|record| (0..ENTRIES).map(move |index| (record, index)))
+        .flat_map(|record| (0..record.used_entries().len()).map(move |index| (record, index)))
         .filter(|(record, index)| record.entries[*index].stream.load(Ordering::Relaxed) != 0)
         .map(|(record, index)| outstanding(record, index))
         .sum()
@@ -145,12 +147,12 @@ pub(crate) fn total() -> u64 {
 
 /// Launches of this thread that have no mark behind them yet.
 pub(crate) fn unmarked(record: &Record) -> u64 {
-    record.entries.iter().map(|entry| u64::from(entry.pending.load(Ordering::Relaxed))).sum()
+    record.used_entries().iter().map(|entry| u64::from(entry.pending.load(Ordering::Relaxed))).sum()
 }
 
 /// Marks everything that this thread has launched, so that its end can be seen.
 pub(crate) fn mark_all(record: &Record) {
-    for (index, entry) in record.entries.iter().enumerate() {
+    for (index, entry) in record.used_entries().iter().enumerate() {
         let used = entry.stream.load(Ordering::Relaxed) != 0;
         if used && entry.pending.load(Ordering::Relaxed) > 0 {
             mark(record, index);
@@ -213,7 +215,7 @@ pub(crate) fn poll(record: &Record) {
     if MODE.load(Ordering::Relaxed) != mode::EVENTS {
         return;
     }
-    for (index, entry) in record.entries.iter().enumerate() {
+    for (index, entry) in record.used_entries().iter().enumerate() {
         let event = entry.event.load(Ordering::Relaxed) as CUevent;
         let Some(word) = word(record, index) else { return };
         let marked = entry.marked.load(Ordering::Relaxed);

@@ -5,10 +5,10 @@
 //! this process (the agent, the clock) or, for work in flight, bounded: work that makes no progress may
 //! be waiting for something that this very thread does next.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use muxflow_abi::control::Gate;
 use muxflow_abi::control::rhythm;
-use muxflow_abi::control::{Gate, Settings};
 use muxflow_abi::cuda::result::{CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_SYSTEM_NOT_READY};
 use muxflow_abi::cuda::{CUresult, CUstream};
 
@@ -29,7 +29,7 @@ const SLOW_NS: u64 = 10_000_000;
 
 /// Recomputes whether the fast path may be taken.
 pub(crate) fn attend() {
-    let busy = capture::any() || worker::phase() != Phase::Running;
+    let busy = capture::any() || worker::phase() != Phase::Running || worker::is_late();
     ATTENTION.store(u32::from(busy), Ordering::Release);
 }
 
@@ -41,31 +41,40 @@ enum Pass {
     Refused(CUresult),
 }
 
-/// Lets one kernel launch through, in its turn.
+/// Whether one kernel launch may pass at once. If not, [`pass`] must be asked. Kept apart so that
+/// the handler can hand its arguments on as they are.
 #[inline(always)]
+pub(crate) fn is_open(function: usize, stream: CUstream) -> bool {
+    // SAFETY: null, or this thread's record, which lives for ever.
+    let Some(record) = (unsafe { record::mine().as_ref() }) else { return false };
+    let Some(agent) = process::agent() else { return false };
+    let left = record.left.load(Ordering::Relaxed);
+    let calm = agent.command_word() & 0xff == Gate::Open as u32
+        && ATTENTION.load(Ordering::Relaxed) == 0
+        && record.stream.load(Ordering::Relaxed) == stream as usize + 1;
+    if calm && left > 0 {
+        record.left.store(left - 1, Ordering::Relaxed);
+        count(record, function);
+        return true;
+    }
+    false
+}
+
+/// Lets one kernel launch through, in its turn.
 pub(crate) fn pass(
     function: usize,
     stream: CUstream,
     launch: impl FnOnce() -> CUresult,
 ) -> CUresult {
-    // SAFETY: null, or this thread's record, which lives for ever.
-    if let Some(record) = unsafe { record::mine().as_ref() }
-        && let Some(agent) = process::agent()
-    {
-        let left = record.left.load(Ordering::Relaxed);
-        let calm = agent.command_word() & 0xff == Gate::Open as u32
-            && ATTENTION.load(Ordering::Relaxed) == 0
-            && record.stream.load(Ordering::Relaxed) == stream as usize + 1;
-        if calm && left > 0 {
-            record.left.store(left - 1, Ordering::Relaxed);
-            count(record, function);
-            return launch();
-        }
+    if is_open(function, stream) {
+        return launch();
     }
     pass_slowly(function, stream, 1, launch)
 }
 
 /// Lets work of some cost through: always by the slow path.
+#[cold]
+#[inline(never)]
 pub(crate) fn pass_slowly(
     function: usize,
     stream: CUstream,
@@ -104,19 +113,7 @@ fn slow(function: usize, stream: CUstream, cost: u64) -> Pass {
         return Pass::Go;
     }
     worker::ensure();
-    let entered_ns = sys::now_ns();
     let pass = wait_for_turn(&control, stream, cost);
-    if let Some(mine) = control.mine() {
-        let waited_ns = sys::now_ns().saturating_sub(entered_ns);
-        // Looking takes a microsecond or two; that is overhead, not delay.
-        if waited_ns > 10_000 {
-            mine.delayed_ns.fetch_add(waited_ns, Ordering::Relaxed);
-        }
-        if mine.first_launch_ns.load(Ordering::Relaxed) == 0 {
-            mine.first_launch_ns.store(entered_ns, Ordering::Relaxed);
-        }
-        mine.last_launch_ns.store(entered_ns, Ordering::Relaxed);
-    }
     if let (Pass::Go | Pass::Alone, Some(record)) = (&pass, record::claim()) {
         if record.rhythm.load(Ordering::Relaxed).is_null()
             && let Some(mine) = control.mine()
@@ -128,18 +125,35 @@ fn slow(function: usize, stream: CUstream, cost: u64) -> Pass {
     pass
 }
 
+/// Counts the time that something takes as delay of the job.
+fn delayed<T>(control: &Control, wait: impl FnOnce() -> T) -> T {
+    let from_ns = sys::now_ns();
+    let done = wait();
+    let waited_ns = sys::now_ns().saturating_sub(from_ns);
+    // Looking takes a microsecond or two; that is overhead, not delay.
+    if let (true, Some(mine)) = (waited_ns > 10_000, control.mine()) {
+        mine.delayed_ns.fetch_add(waited_ns, Ordering::Relaxed);
+    }
+    done
+}
+
 fn wait_for_turn(control: &Control, stream: CUstream, cost: u64) -> Pass {
     let Some(record) = record::claim() else { return wait_unrecorded(control, cost) };
+    let first = record.launched.load(Ordering::Relaxed) == 0;
     flush(record);
-    loop {
-        match command(control) {
-            Now::Wait(ns) => sys::sleep_ns(ns),
-            Now::Alone => {
+    // The worker looks at the heartbeat and raises attention; only a thread's first launch cannot
+    // rely on it, because the worker may just have been started.
+    let calm = !first
+        && ATTENTION.load(Ordering::Acquire) == 0
+        && control.agent.command_word() & 0xff == Gate::Open as u32;
+    if !calm {
+        match delayed(control, || wait_for_command(control)) {
+            Pass::Go => {}
+            Pass::Alone => {
                 record.launched.fetch_add(cost, Ordering::Relaxed);
                 return Pass::Alone;
             }
-            Now::Refuse(result) => return Pass::Refused(result),
-            Now::Go => break,
+            refused @ Pass::Refused(_) => return refused,
         }
     }
     let limits = control.agent.limits();
@@ -149,8 +163,11 @@ fn wait_for_turn(control: &Control, stream: CUstream, cost: u64) -> Pass {
     let wanted = batch.max(cost);
     let credit = record.credit.load(Ordering::Relaxed).max(0).cast_unsigned();
     let mut paid = credit;
-    if credit < cost {
-        match buy(control, wanted, limits.rate_milli_per_s, limits.burst) {
+    if limits.rate_milli_per_s == u64::MAX {
+        paid = cost + u64::from(flight::MARK);
+    } else if credit < cost {
+        let (rate, burst) = (limits.rate_milli_per_s, limits.burst);
+        match delayed(control, || buy(control, wanted, rate, burst)) {
             Some(refused) => return refused,
             None => paid = credit + wanted,
         }
@@ -162,7 +179,7 @@ fn wait_for_turn(control: &Control, stream: CUstream, cost: u64) -> Pass {
     let cost32 = u32::try_from(cost).unwrap_or(u32::MAX / 4);
     let pending = entry.pending.load(Ordering::Relaxed).saturating_add(cost32);
     entry.pending.store(pending, Ordering::Relaxed);
-    record.launched.fetch_add(cost, Ordering::Relaxed);
+    add(&record.launched, cost);
     paid -= cost.min(paid);
     let more = paid.min(u64::from(every.saturating_sub(pending)));
     record.credit.store(paid.cast_signed(), Ordering::Relaxed);
@@ -173,17 +190,36 @@ fn wait_for_turn(control: &Control, stream: CUstream, cost: u64) -> Pass {
     Pass::Go
 }
 
+/// Adds to a number that only this thread writes.
+fn add(number: &AtomicU64, more: u64) {
+    number.store(number.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
+fn wait_for_command(control: &Control) -> Pass {
+    loop {
+        match command(control) {
+            Now::Wait(ns) => sys::sleep_ns(ns),
+            Now::Alone => return Pass::Alone,
+            Now::Refuse(result) => return Pass::Refused(result),
+            Now::Go => return Pass::Go,
+        }
+    }
+}
+
 /// Books the launches that the fast path has made since the last look.
 fn flush(record: &Record) {
-    let granted = record.granted.swap(0, Ordering::Relaxed);
-    let used = (granted - record.left.swap(0, Ordering::Relaxed)).max(0);
+    let granted = record.granted.load(Ordering::Relaxed);
+    let used = (granted - record.left.load(Ordering::Relaxed)).max(0);
+    record.granted.store(0, Ordering::Relaxed);
+    record.left.store(0, Ordering::Relaxed);
     if used == 0 {
         return;
     }
-    record.launched.fetch_add(used.cast_unsigned(), Ordering::Relaxed);
-    record.credit.fetch_sub(used, Ordering::Relaxed);
+    add(&record.launched, used.cast_unsigned());
+    record.credit.store(record.credit.load(Ordering::Relaxed) - used, Ordering::Relaxed);
     if let Some(entry) = record.entries.get(record.current.load(Ordering::Relaxed)) {
-        entry.pending.fetch_add(u32::try_from(used).unwrap_or(0), Ordering::Relaxed);
+        let pending = entry.pending.load(Ordering::Relaxed) + u32::try_from(used).unwrap_or(0);
+        entry.pending.store(pending, Ordering::Relaxed);
     }
 }
 
@@ -223,7 +259,7 @@ fn command(control: &Control) -> Now {
 fn heartbeat(control: &Control) -> Option<Now> {
     static SAID_SLOW: AtomicU32 = AtomicU32::new(0);
     static SAID_STOP: AtomicU32 = AtomicU32::new(0);
-    let Settings { slow_after_ms, stop_after_ms, .. } = control.agent.settings();
+    let (slow_after_ms, stop_after_ms) = control.agent.patience_ms();
     let age_ms = control.agent.heartbeat_age_ms(sys::now_ns());
     if age_ms > stop_after_ms {
         sys::say_once(&SAID_STOP, "the agent is gone: kernel launches stop until it is back");
@@ -270,8 +306,9 @@ fn bound_in_flight(control: &Control, record: &Record, index: usize, every: u32,
     if in_flight + every <= limit {
         return;
     }
-    let mut moved_ns = sys::now_ns();
-    let (started_ns, started) = (moved_ns, in_flight);
+    let started = in_flight;
+    let started_ns = sys::now_ns();
+    let mut moved_ns = started_ns;
     let mut pause_ns = 5_000;
     while in_flight + every > limit && flight::total() > 0 {
         sys::sleep_ns(pause_ns);
@@ -297,7 +334,9 @@ fn bound_in_flight(control: &Control, record: &Record, index: usize, every: u32,
         && started > in_flight
     {
         // The pipe was full all the while, so this is what one kernel takes.
-        let each_ns = sys::now_ns().saturating_sub(started_ns) / (started - in_flight);
+        let waited_ns = sys::now_ns().saturating_sub(started_ns);
+        mine.delayed_ns.fetch_add(waited_ns, Ordering::Relaxed);
+        let each_ns = waited_ns / (started - in_flight);
         let old_ns = mine.ns_per_launch.load(Ordering::Relaxed);
         let new_ns = if old_ns == 0 { each_ns } else { (old_ns * 7 + each_ns) / 8 };
         mine.ns_per_launch.store(new_ns, Ordering::Relaxed);
@@ -306,13 +345,9 @@ fn bound_in_flight(control: &Control, record: &Record, index: usize, every: u32,
 
 /// A thread too many to have a record: paid and commanded like the others, launch by launch.
 fn wait_unrecorded(control: &Control, cost: u64) -> Pass {
-    loop {
-        match command(control) {
-            Now::Wait(ns) => sys::sleep_ns(ns),
-            Now::Alone => return Pass::Alone,
-            Now::Refuse(result) => return Pass::Refused(result),
-            Now::Go => break,
-        }
+    match wait_for_command(control) {
+        Pass::Go => {}
+        other => return other,
     }
     let limits = control.agent.limits();
     buy(control, cost, limits.rate_milli_per_s, limits.burst).unwrap_or(Pass::Alone)

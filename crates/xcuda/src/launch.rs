@@ -27,7 +27,10 @@ hooks! {
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) |real| {
-        gate::pass(function as usize, stream, || {
+        if gate::is_open(function as usize, stream) {
+            return real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
+        }
+        gate::pass_slowly(function as usize, stream, 1, move || {
             real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
         })
     }
@@ -41,7 +44,11 @@ hooks! {
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) |real| {
-        gate::pass(function as usize, per_thread(stream), || {
+        let own = per_thread(stream);
+        if gate::is_open(function as usize, own) {
+            return real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
+        }
+        gate::pass_slowly(function as usize, own, 1, move || {
             real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
         })
     }

@@ -1,11 +1,11 @@
 //! What this process holds: a lock-free map from a handle to a number, in memory of its own.
 //!
-//! Levels of eight-entry buckets, each level eight times the last and mapped when first needed. A
-//! key has one bucket per level, so every operation looks at a few cache lines whatever is live. There
-//! are no tombstones, because a look-up always reads whole buckets. Levels are wiped by fork: a child
-//! holds nothing.
+//! Levels of eight-entry buckets, each level eight times the last and mapped when a bucket of the
+//! last is full. A key has one bucket per level and the largest level is looked at first, so every
+//! operation looks at a few cache lines whatever is live. There are no tombstones, because a look-up always
+//! reads whole buckets. Levels are wiped by fork: a child holds nothing.
 
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use crate::sys;
 
@@ -26,29 +26,59 @@ struct Bucket {
 /// A map; `const` so that it can be a static.
 pub(crate) struct Map {
     levels: [AtomicPtr<Bucket>; LEVELS],
+    /// The largest level that is in use.
+    top: AtomicUsize,
 }
 
 impl Map {
     pub(crate) const fn new() -> Self {
-        Self { levels: [const { AtomicPtr::new(core::ptr::null_mut()) }; LEVELS] }
+        Self {
+            levels: [const { AtomicPtr::new(core::ptr::null_mut()) }; LEVELS],
+            top: AtomicUsize::new(0),
+        }
     }
 
     /// Adds an entry. Keys are handles: never zero, never all ones, and not there already.
     /// `false` only when there is no memory at all.
+    #[inline]
     pub(crate) fn insert(&self, key: u64, value: u64) -> bool {
-        for level in 0..LEVELS {
-            let Some(bucket) = self.bucket(level, key, true) else { return false };
-            for (slot, cell) in bucket.keys.iter().zip(&bucket.values) {
-                let free = slot.load(Ordering::Relaxed) == 0
-                    && slot.compare_exchange(0, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok();
-                if free {
-                    cell.store(value, Ordering::Relaxed);
-                    slot.store(key, Ordering::Release);
-                    return true;
-                }
+        let top = self.top.load(Ordering::Acquire);
+        if self.levels[top].load(Ordering::Relaxed).is_null() && self.make_level(top).is_none() {
+            return false;
+        }
+        self.put(top, key, value) || self.grow(top, key, value)
+    }
+
+    #[inline]
+    fn put(&self, level: usize, key: u64, value: u64) -> bool {
+        let Some(bucket) = self.bucket(level, key) else { return false };
+        for (slot, cell) in bucket.keys.iter().zip(&bucket.values) {
+            let free = slot.load(Ordering::Relaxed) == 0
+                && slot.compare_exchange(0, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok();
+            if free {
+                cell.store(value, Ordering::Relaxed);
+                slot.store(key, Ordering::Release);
+                return true;
             }
         }
         false
+    }
+
+    /// The bucket of the largest level is full: take a smaller level's, or make a larger level.
+    #[cold]
+    fn grow(&self, top: usize, key: u64, value: u64) -> bool {
+        if (0..top).any(|level| self.put(level, key, value)) {
+            return true;
+        }
+        (top + 1..LEVELS).any(|level| {
+            if self.levels[level].load(Ordering::Acquire).is_null()
+                && self.make_level(level).is_none()
+            {
+                return false;
+            }
+            self.top.fetch_max(level, Ordering::AcqRel);
+            self.put(level, key, value)
+        })
     }
 
     /// Takes an entry out.
@@ -115,29 +145,29 @@ impl Map {
         }
     }
 
+    #[inline]
     fn find(&self, key: u64) -> Option<(&AtomicU64, &AtomicU64)> {
         if key == 0 || key == BUSY {
             return None;
         }
-        (0..LEVELS).find_map(|level| {
-            let bucket = self.bucket(level, key, false)?;
+        (0..=self.top.load(Ordering::Acquire)).rev().find_map(|level| {
+            let bucket = self.bucket(level, key)?;
             let at = bucket.keys.iter().position(|slot| slot.load(Ordering::Acquire) == key)?;
             Some((&bucket.keys[at], &bucket.values[at]))
         })
     }
 
     #[inline]
-    fn bucket(&self, level: usize, key: u64, make: bool) -> Option<&Bucket> {
-        let mut base = self.levels[level].load(Ordering::Acquire);
+    fn bucket(&self, level: usize, key: u64) -> Option<&Bucket> {
+        let base = self.levels[level].load(Ordering::Acquire);
         if base.is_null() {
-            if !make {
-                return None;
-            }
-            base = self.make_level(level)?;
+            return None;
         }
-        let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // A bucket holds the eight smallest allocations of one page; neighbouring pages are
+        // neighbours here, and allocations of a megabyte and more spread too.
+        let mixed = (key >> 12) ^ (key >> 21) ^ (key >> 33) ^ (key >> 45) ^ (key >> 56);
         #[expect(clippy::cast_possible_truncation, reason = "reduced below the number of buckets")]
-        let at = (hash >> (64 - SIZES[level])) as usize;
+        let at = mixed as usize & (buckets(level) - 1);
         // SAFETY: `at` is below the number of buckets of this level, which is mapped for good.
         Some(unsafe { &*base.add(at) })
     }

@@ -77,11 +77,9 @@ hooks! {
     }
 
     fn cuMemFree_v2(address: CUdeviceptr) |real| {
-        if quota::holds(Kind::Memory, address) {
-            return quota::free(Kind::Memory, address, || real(address));
-        }
-        let result = real(address);
-        if result == CUDA_SUCCESS {
+        let mut plain = false;
+        let result = quota::free_or(Kind::Memory, address, || real(address), &mut plain);
+        if !plain && result == CUDA_SUCCESS {
             pool::freed(address);
         }
         result

@@ -56,6 +56,7 @@ pub(crate) const fn key(kind: Kind, handle: u64) -> u64 {
 ///
 /// # Errors
 /// `CUDA_ERROR_OUT_OF_MEMORY`, never anything else: over quota, or no control block to allow it.
+#[inline]
 pub(crate) fn charge(device: usize, bytes: u64) -> Result<u64, CUresult> {
     let bytes = round(bytes);
     let Some(control) = process::control() else { return Err(CUDA_ERROR_OUT_OF_MEMORY) };
@@ -114,6 +115,7 @@ pub(crate) fn count_refusal() {
 }
 
 /// Gives back what was charged.
+#[inline]
 pub(crate) fn uncharge(device: usize, bytes: u64) {
     if let Some(control) = process::control() {
         control.job.uncharge(device, control.slot, bytes);
@@ -139,6 +141,7 @@ pub(crate) fn let_go(kind: Kind, handle: u64) {
 }
 
 /// Charges, calls the driver, and keeps or undoes the charge. `handle` is read after success.
+#[inline]
 pub(crate) fn allocate(
     kind: Kind,
     device: usize,
@@ -161,10 +164,23 @@ pub(crate) fn allocate(
 
 /// Takes the note of a handle out, calls the driver, and gives the charge back or restores the
 /// note. In this order, because the driver may give the same address to another thread at once.
+#[inline]
 pub(crate) fn free(kind: Kind, handle: u64, call: impl FnOnce() -> CUresult) -> CUresult {
-    let held = HELD.remove(key(kind, handle));
+    free_or(kind, handle, call, &mut false)
+}
+
+/// As [`free`]; says in `held` whether there was a note.
+#[inline]
+pub(crate) fn free_or(
+    kind: Kind,
+    handle: u64,
+    call: impl FnOnce() -> CUresult,
+    held: &mut bool,
+) -> CUresult {
+    let note = HELD.remove(key(kind, handle));
     let result = call();
-    if let Some(value) = held {
+    if let Some(value) = note {
+        *held = true;
         if result == CUDA_SUCCESS {
             let (device, bytes) = unpack(value);
             uncharge(device, bytes);

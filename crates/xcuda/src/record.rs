@@ -48,10 +48,17 @@ pub(crate) struct Record {
     pub(crate) tid: AtomicU32,
     /// Index of the current entry.
     pub(crate) current: AtomicUsize,
+    /// One past the highest entry that was ever used.
+    pub(crate) used: AtomicUsize,
     pub(crate) entries: [Entry; ENTRIES],
 }
 
 impl Record {
+    /// The entries that were ever used.
+    pub(crate) fn used_entries(&self) -> &[Entry] {
+        &self.entries[..self.used.load(Ordering::Relaxed).min(ENTRIES)]
+    }
+
     /// Launches made by this thread so far.
     pub(crate) fn total(&self) -> u64 {
         let unflushed = self.granted.load(Ordering::Relaxed) - self.left.load(Ordering::Relaxed);
@@ -60,6 +67,8 @@ impl Record {
 }
 
 static BASE: AtomicPtr<Record> = AtomicPtr::new(core::ptr::null_mut());
+/// One past the highest record that was ever used.
+static USED: AtomicUsize = AtomicUsize::new(0);
 /// Launches of threads whose record was taken over.
 static RETIRED: AtomicU64 = AtomicU64::new(0);
 
@@ -105,8 +114,13 @@ fn set_mine(record: *const Record) {
     }
 }
 
-/// All records; empty before the first.
+/// All records that were ever used.
 pub(crate) fn all() -> &'static [Record] {
+    let records = slots();
+    &records[..USED.load(Ordering::Acquire).min(records.len())]
+}
+
+fn slots() -> &'static [Record] {
     let base = BASE.load(Ordering::Acquire);
     if base.is_null() {
         return &[];
@@ -123,14 +137,13 @@ pub(crate) fn launches() -> u64 {
 
 /// This thread's record, made if need be; nothing when too many threads launch.
 pub(crate) fn claim() -> Option<&'static Record> {
-    let known = mine();
-    let tid = sys::tid();
-    // SAFETY: null or a record of `all`.
-    if let Some(record) = unsafe { known.as_ref() }
-        && record.tid.load(Ordering::Relaxed) == tid
+    // SAFETY: null or a record of `all`. One that fork has wiped has no thread.
+    if let Some(record) = unsafe { mine().as_ref() }
+        && record.tid.load(Ordering::Relaxed) != 0
     {
         return Some(record);
     }
+    let tid = sys::tid();
     if BASE.load(Ordering::Acquire).is_null() {
         let fresh = sys::map_wiped_on_fork(RECORDS * size_of::<Record>()).cast::<Record>();
         if fresh.is_null() {
@@ -140,7 +153,9 @@ pub(crate) fn claim() -> Option<&'static Record> {
         // If another thread was first, ours is never touched and costs no memory.
         let _first = BASE.compare_exchange(empty, fresh, Ordering::AcqRel, Ordering::Acquire);
     }
-    let record = all().iter().find(|record| take(record, tid))?;
+    let index = slots().iter().position(|record| take(record, tid))?;
+    USED.fetch_max(index + 1, Ordering::AcqRel);
+    let record = &slots()[index];
     set_mine(record);
     Some(record)
 }

@@ -32,6 +32,9 @@ static STOP: AtomicI32 = AtomicI32::new(0);
 /// Whether the program leaves that signal to its default action.
 static STOP_BY_DEFAULT: AtomicU32 = AtomicU32::new(0);
 
+/// Whether the heartbeat was late when the worker last looked.
+static LATE: AtomicU32 = AtomicU32::new(0);
+
 /// The hands' order book: what is asked for, and how many were done.
 static ASKED: AtomicU32 = AtomicU32::new(0);
 static TASK: AtomicU32 = AtomicU32::new(0);
@@ -59,6 +62,11 @@ pub(crate) fn phase() -> Phase {
         3 => Phase::Releasing,
         _ => Phase::Released,
     }
+}
+
+/// Whether the agent's heartbeat is late: launches must look at it themselves.
+pub(crate) fn is_late() -> bool {
+    LATE.load(Ordering::Acquire) != 0
 }
 
 fn set_phase(phase: Phase) {
@@ -247,8 +255,14 @@ extern "C" fn work(_: *mut c_void) -> *mut c_void {
         obey(&mut seen_command);
         publish();
         if let Some(agent) = process::agent() {
-            let limit_ms = process::settings().stop_after_ms.saturating_add(abandoned_after_ms());
-            if !abandoned && agent.heartbeat_age_ms(sys::now_ns()) > limit_ms {
+            let (slow_after_ms, stop_after_ms) = agent.patience_ms();
+            let age_ms = agent.heartbeat_age_ms(sys::now_ns());
+            let late = u32::from(age_ms > slow_after_ms);
+            if LATE.swap(late, Ordering::AcqRel) != late {
+                gate::attend();
+            }
+            let limit_ms = stop_after_ms.saturating_add(abandoned_after_ms());
+            if !abandoned && age_ms > limit_ms {
                 abandoned = true;
                 sys::say("the agent did not come back: stopping this process");
                 sys::kill_self(libc::SIGTERM);
@@ -333,7 +347,14 @@ pub(crate) fn publish() {
     if let Some(control) = process::control()
         && let Some(mine) = control.mine()
     {
-        mine.launches.store(record::launches(), Ordering::Relaxed);
+        let launches = record::launches();
+        if mine.launches.swap(launches, Ordering::Relaxed) != launches {
+            let now_ns = sys::now_ns();
+            mine.last_launch_ns.store(now_ns, Ordering::Relaxed);
+            if mine.first_launch_ns.load(Ordering::Relaxed) == 0 {
+                mine.first_launch_ns.store(now_ns, Ordering::Relaxed);
+            }
+        }
         mine.in_flight.store(flight::total(), Ordering::Relaxed);
         let held: u64 = (0..muxflow_abi::control::DEVICES)
             .map(|device| control.job.slot_bytes(device, control.slot))

@@ -178,6 +178,11 @@ impl AgentPart {
         }
     }
 
+    /// How old the heartbeat may be before launches slow down, and before they stop.
+    pub fn patience_ms(&self) -> (u64, u64) {
+        (self.slow_after_ms.load(Ordering::Relaxed), self.stop_after_ms.load(Ordering::Relaxed))
+    }
+
     /// Which job this is: the job part carries the same number.
     pub fn generation(&self) -> u64 {
         self.header.generation.load(Ordering::Relaxed)
