@@ -43,6 +43,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// The long version of the chaos test: 200 processes of one job, three times.
+    Soak,
     /// House rules: crate edges, module docs, file lengths, words, links.
     Tidy,
 }
@@ -53,6 +55,7 @@ fn main() -> anyhow::Result<()> {
         Task::Calibrate { check } => calibrate::run(check),
         Task::Ci => ci::run(),
         Task::Codegen { check } => codegen::run(check),
+        Task::Soak => bench::e2e("soak"),
         Task::Tidy => tidy::run(),
     }
 }

@@ -3,12 +3,14 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -41,6 +43,33 @@ static volatile int told;
 static void on_signal(int s) { told = s; }
 static void on_signal_exit(int s) { (void)s; _exit(7); }
 static int (*launch)();
+
+/* Chaos: takes, gives back, forks and execs at random until it is killed or told to hold. What it
+ * holds stands in a file that all processes share. */
+struct live { u64 next; struct { u64 pid, bytes, held; } p[4096]; };
+static volatile int hold;
+static void on_hold(int s) { (void)s; hold = 1; }
+static void chaos(char **argv, u64 seed) {
+    int fd = open(getenv("LIVE"), O_RDWR);
+    struct live *live = mmap(0, sizeof *live, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    static u64 sizes[64];
+    u64 most = strtoull(getenv("CHAOS_MOST"), 0, 10);
+    u64 at = __atomic_fetch_add(&live->next, 1, __ATOMIC_SEQ_CST), c;
+    signal(SIGUSR1, on_hold);
+    CALL(cuInit, 0); CALL(cuDevicePrimaryCtxRetain, &c, 0); CALL(cuCtxSetCurrent, c);
+    live->p[at].pid = getpid();
+    srand(seed + at);
+    for (;;) {
+        if (hold) { live->p[at].held = 1; for (;;) pause(); }
+        int r = rand() % 1000;
+        if (r < 500 && count < 64) { u64 n = 512 * (1 + rand() % 2000); if (!CALL(cuMemAlloc_v2, &pointers[count], (size_t)n)) { sizes[count++] = n; live->p[at].bytes += n; } }
+        else if (r < 950 && count) { int k = rand() % count; if (!CALL(cuMemFree_v2, pointers[k])) { live->p[at].bytes -= sizes[k]; pointers[k] = pointers[--count]; sizes[k] = sizes[count]; } }
+        else if (r < 975 && live->next < most) {
+            if (!fork()) { count = 0; at = __atomic_fetch_add(&live->next, 1, __ATOMIC_SEQ_CST); srand(seed + at); CALL(cuDevicePrimaryCtxRetain, &c, 0); live->p[at].pid = getpid(); }
+        } else if (r < 978 && live->next < 2 * most) { live->p[at].bytes = 0; live->p[at].pid = 0; if (!hold) execv("/proc/self/exe", argv); }
+        usleep(1000 + rand() % 4000);
+    }
+}
 
 int main(int argc, char **argv) {
     setvbuf(stdout, 0, _IOLBF, 0);
@@ -76,6 +105,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(op, "fork")) { pid_t p = fork(); if (!p) continue; int s; waitpid(p, &s, 0); printf("child %d\n", s); return 0; }
         else if (!strcmp(op, "forkbg")) { pid_t p = fork(); if (p) continue; }
         else if (!strcmp(op, "exec")) { execv("/proc/self/exe", argv + i); return 9; }
+        else if (!strcmp(op, "chaos")) { char text[64]; sprintf(text, "chaos:%llu", (unsigned long long)n); char *again[] = { argv[0], text, 0 }; chaos(again, n); }
         else if (!strcmp(op, "exit")) exit((int)n);
         else if (!strcmp(op, "_exit")) _exit((int)n);
         else if (!strcmp(op, "abort")) abort();

@@ -6,6 +6,7 @@
 
 pub mod block;
 pub mod build;
+pub mod chaos;
 pub mod job;
 
 pub use build::{client, stub, stub_driver, target, xcuda};

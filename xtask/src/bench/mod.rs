@@ -9,11 +9,24 @@ use clap::Subcommand;
 pub(crate) enum Area {
     /// A whole plan, predicting and matching: cold, and after a small change.
     Plan(plan::PlanBench),
+    /// What the interposer costs over a stub driver, and how fast its gate closes.
+    Xcuda,
 }
 
 /// Measures one area.
 pub(crate) fn run(area: Area) -> anyhow::Result<()> {
     match area {
         Area::Plan(bench) => plan::run(&bench),
+        Area::Xcuda => e2e("bench_xcuda"),
     }
+}
+
+/// Runs a program of `crates/e2e`, which has the stub driver and the interposer at hand.
+pub(crate) fn e2e(program: &str) -> anyhow::Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = std::process::Command::new(cargo)
+        .args(["run", "--quiet", "--release", "-p", "muxflow-e2e", "--bin", program])
+        .status()?;
+    anyhow::ensure!(status.success(), "{program} failed: {status}");
+    Ok(())
 }

@@ -1,0 +1,73 @@
+//! Chaos at a twentieth of its size; `cargo xtask soak` runs all of it. And hostile bytes.
+
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use muxflow_abi::control::JobPart;
+use muxflow_abi::driver;
+use muxflow_e2e::{Job, chaos};
+use proptest::prelude::*;
+
+#[test]
+fn after_chaos_the_charge_is_exactly_what_is_live() {
+    let result = chaos::run(10, 7, Duration::from_secs(3));
+    assert!(result.killed > 10 && result.processes > 10, "{result:?}");
+    assert_eq!(result.charged_bytes, result.live_bytes, "{result:?}");
+    assert_eq!(result.left_bytes, 0, "{result:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever a process writes into the job's part, the agent reads numbers and a client runs or is
+    /// refused; nobody crashes.
+    #[test]
+    fn garbage_in_the_job_part_crashes_nobody(
+        writes in prop::collection::vec((64_usize..JobPart::BYTES - 8, any::<u64>()), 1..400),
+    ) {
+        let job = Job::new(1 << 20);
+        let file = std::fs::OpenOptions::new().write(true).open(job.block.directory().join("job"));
+        let file = file.expect("the job part");
+        for (at, value) in writes {
+            file.write_all_at(&value.to_le_bytes(), at as u64).expect("written");
+        }
+        let _counters = job.block.processes();
+        let _sum = job.charged();
+        job.block.reclaim(|_| {});
+        let outcome = job.run(&["init", "alloc:512", "launch:20", "free", "info"]);
+        prop_assert!(outcome.status.code().is_some(), "{:?} {}", outcome.status, outcome.stderr);
+        for line in outcome.stdout.lines().filter(|line| line.starts_with("alloc")) {
+            prop_assert!(line == "alloc 0" || line == "alloc 2", "{line}");
+        }
+    }
+
+    /// Any bytes as the agent's part: valid or refused, and the client ends by itself.
+    #[test]
+    fn garbage_in_the_agent_part_crashes_nobody(
+        writes in prop::collection::vec((0_usize..4096, any::<u8>()), 1..64),
+    ) {
+        let job = Job::new(1 << 20);
+        let file = std::fs::OpenOptions::new().write(true).open(job.block.directory().join("agent"));
+        let file = file.expect("the agent part");
+        for (at, value) in writes {
+            // The live words may hold launches back for ever, which is no crash; keep to the rest.
+            if !(384..448).contains(&at) {
+                file.write_all_at(&[value], at as u64).expect("written");
+            }
+        }
+        let outcome = job.run(&["init", "alloc:512", "launch:20", "free", "info"]);
+        prop_assert!(outcome.status.code().is_some(), "{:?} {}", outcome.status, outcome.stderr);
+    }
+
+    /// Look-ups by any name, version and flag find a symbol of that name or nothing.
+    #[test]
+    fn lookups_never_find_something_else(name in "(cu)?[A-Za-z0-9_]{0,24}", version in any::<u32>(), pt in any::<bool>()) {
+        if let Some(index) = driver::resolve(name.as_bytes(), version, pt) {
+            prop_assert_eq!(driver::DRIVER[index].base, &name);
+            prop_assert!(driver::DRIVER[index].since <= version);
+        }
+        if let Some(index) = driver::index_of(name.as_bytes()) {
+            prop_assert_eq!(driver::DRIVER[index].symbol, &name);
+        }
+    }
+}
