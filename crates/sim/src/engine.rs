@@ -44,7 +44,9 @@ pub(crate) struct Engine<'a> {
     pub(crate) outcomes: Outcomes,
     pub(crate) forecasts: setup::Forecasts,
     pub(crate) profiles: setup::Profiles,
+    /// Jobs that wait or run; those that are done leave at the next plan.
     pub(crate) active: Vec<usize>,
+    pub(crate) present: usize,
     pub(crate) gpu_of: std::collections::HashMap<muxflow_types::GpuId, usize>,
     pub(crate) job_of: std::collections::HashMap<muxflow_types::JobId, usize>,
     pub(crate) seen: Vec<bool>,
@@ -111,6 +113,7 @@ impl<'a> Engine<'a> {
             workloads,
             outcomes,
             active: Vec::new(),
+            present: 0,
             retry: RetryParams::default(),
             faults: Rng::fork(scenario.seed, 21),
             counts: Counts::default(),
@@ -175,6 +178,7 @@ impl<'a> Engine<'a> {
         job.stage = Stage::Waiting;
         job.since_s = since_s;
         self.active.push(j);
+        self.present += 1;
     }
 
     /// All replicas get new request rates; the counters, the health machines and the metrics follow.
@@ -203,7 +207,7 @@ impl<'a> Engine<'a> {
             gpu_util: sum.gpu_util / n,
             sm_activity: sum.sm_activity / n,
             memory: sum.memory / n,
-            waiting: float(self.active.len()) - sum.running,
+            waiting: float(self.present) - sum.running,
             ..sum
         });
     }
@@ -356,7 +360,7 @@ impl<'a> Engine<'a> {
         job.end_s = Some(now);
         job.stage = if cancelled { Stage::Cancelled } else { Stage::Done };
         self.open -= 1;
-        self.active.retain(|&j| j != r.job);
+        self.present -= 1;
         if cancelled {
             self.signal_stop();
         }

@@ -24,6 +24,7 @@ pub mod latency;
 pub mod metrics;
 mod number;
 pub mod outcome;
+pub mod paper;
 pub mod policy;
 pub mod predictors;
 pub mod queue;

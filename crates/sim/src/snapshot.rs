@@ -17,6 +17,8 @@ impl Engine<'_> {
             what,
             reason: reason.to_string(),
         };
+        let jobs = &self.jobs;
+        self.active.retain(|&j| matches!(jobs[j].stage, Stage::Waiting | Stage::Running(_)));
         let rates = self.replica_rates(at_s);
         self.profiles.refresh(self.scenario, &rates);
         let services = self

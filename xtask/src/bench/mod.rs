@@ -1,6 +1,7 @@
 //! `cargo xtask bench AREA`: each area prints the table that stands in `docs/benchmarks.md`.
 
 mod plan;
+mod sim;
 
 use clap::Subcommand;
 
@@ -11,6 +12,8 @@ pub(crate) enum Area {
     Plan(plan::PlanBench),
     /// What the interposer costs over a stub driver, and how fast its gate closes.
     Xcuda,
+    /// The simulator: its event core, and whole runs by size.
+    Sim(sim::SimBench),
 }
 
 /// Measures one area.
@@ -18,6 +21,7 @@ pub(crate) fn run(area: Area) -> anyhow::Result<()> {
     match area {
         Area::Plan(bench) => plan::run(&bench),
         Area::Xcuda => e2e("bench_xcuda"),
+        Area::Sim(bench) => sim::run_bench(&bench),
     }
 }
 

@@ -5,9 +5,12 @@ mod config;
 mod doctor;
 mod evaluate;
 mod matching;
+mod paper;
 mod plan;
 mod predict;
 mod run;
+mod simulate;
+mod trace;
 mod train;
 
 use std::process::ExitCode;
@@ -31,6 +34,11 @@ pub(crate) enum Command {
     Predict(predict::PredictArgs),
     Train(train::TrainArgs),
     Run(run::RunArgs),
+    Paper(paper::PaperArgs),
+    Simulate(simulate::SimulateArgs),
+    /// Make traces of jobs or requests, and show what is in one.
+    #[command(subcommand)]
+    Trace(trace::TraceCommand),
 }
 
 impl Command {
@@ -47,6 +55,9 @@ impl Command {
             Command::Predict(args) => predict::run(&args),
             Command::Train(args) => train::run(&args),
             Command::Run(args) => run::run(args),
+            Command::Paper(args) => paper::run(args),
+            Command::Simulate(args) => simulate::run(args),
+            Command::Trace(command) => command.run(),
         }
     }
 }

@@ -1,0 +1,82 @@
+//! The paper's figures and tables, one by one: ours beside the published number, with a word on the
+//! difference. Everything is computed; the words say what the numbers cannot.
+
+mod evaluation;
+mod motivation;
+
+use muxflow_gpu_model::GpuProfile;
+
+use crate::error::SimError;
+use crate::predictors::{self, NamedPredictor};
+use crate::scenario::Scenario;
+use crate::trace::JobRow;
+
+/// What to regenerate.
+#[derive(Debug, Clone)]
+pub struct PaperOptions {
+    /// GPUs of the cluster; the paper has 1,000.
+    pub gpus: usize,
+    /// Real traces that stand in for A to D, when there are any: name and jobs.
+    pub real: Vec<(String, Vec<JobRow>)>,
+    /// Threads.
+    pub threads: usize,
+    /// Seed.
+    pub seed: u64,
+}
+
+/// The four generated traces: name and jobs. The paper says 1,410 to 7,287 and gives no others.
+pub const TRACES: [(&str, usize); 4] = [("A", 1410), ("B", 2600), ("C", 4500), ("D", 7287)];
+/// How much of all GPUs the jobs of each trace would fill alone over twelve hours.
+pub const FILL: f64 = 0.55;
+
+/// Regenerates everything as one Markdown page. `say` hears what is being done.
+pub fn regenerate(options: &PaperOptions, say: &mut dyn FnMut(&str)) -> Result<String, SimError> {
+    let t4 = GpuProfile::built_in("T4")?;
+    let predictor = predictors::by_name("mlp", std::slice::from_ref(&t4), options.seed)?;
+    let mut out = head(options, &predictor);
+    say("pair matrix and SM-share sweep");
+    out.push_str(&motivation::pairs(&t4)?);
+    out.push_str(&motivation::sweep(&t4)?);
+    say("error classes");
+    out.push_str(&evaluation::errors(options, &predictor)?);
+    say("test bed");
+    out.push_str(&evaluation::testbed(options, &predictor)?);
+    out.push_str(&evaluation::traces(options, &predictor, say)?);
+    say("perceptron shapes");
+    out.push_str(&motivation::perceptrons(&t4, options.seed)?);
+    say("deployment");
+    out.push_str(&evaluation::deployment(options, &predictor)?);
+    Ok(out)
+}
+
+/// The generated trace of this name on the paper's cluster.
+fn generated(options: &PaperOptions, jobs: usize, index: u64) -> Result<Scenario, SimError> {
+    let scaled = jobs * options.gpus / 1000;
+    Scenario::generated(options.gpus, scaled.max(10), FILL, options.seed.wrapping_add(100 * index))
+}
+
+fn head(options: &PaperOptions, predictor: &NamedPredictor) -> String {
+    format!(
+        "# The paper's figures, regenerated
+
+Written by `muxflow paper --seed {}{}` on {} simulated T4 GPUs.
+Predictor: {}.
+
+Read this with `docs/gpu-model.md`: no measurement of co-located work on a T4 is public, so the contention of our T4 is that of an A100, and the services and jobs are typical ones, not the authors'.
+What can be compared is the order of policies and the size of effects; what cannot is the last digit.
+Nothing was tuned to make a trend hold: parameters come from the calibration, from the laws that the real agent uses, or are stated as assumptions.
+
+Job traces A to D are generated from the durations and arrival hours of the public Philly trace (no authors' file is public): jobs come over twelve hours, durations are cut at six hours and scaled so that the jobs alone would fill {:.0} % of the GPUs over these twelve hours. Each job uses one GPU and one of the paper's four models at random.
+
+",
+        options.seed,
+        if options.real.is_empty() {
+            ""
+        } else {
+            " --philly philly.csv.gz"
+        },
+        options.gpus,
+        predictor.name,
+        FILL * 100.0
+    )
+}
