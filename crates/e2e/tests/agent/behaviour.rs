@@ -1,0 +1,151 @@
+//! What the agent does about bursts, errors, blocked sensors and jobs that slip away.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use muxflow_agent::gpu::{Event, StopReason};
+use muxflow_agent::monitor::ActivitySource;
+use muxflow_policy::node::fault::Fault;
+use muxflow_types::HealthState;
+
+use crate::world::{World, inside, now_us};
+
+#[test]
+fn a_job_shares_the_gpu_and_leaves_on_a_burst() {
+    inside("behaviour::inner_burst");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by a_job_shares_the_gpu_and_leaves_on_a_burst"]
+fn inner_burst() {
+    let world = World::start("");
+    world.start_service();
+    let status = world.wait("healthy", |status| status.health == HealthState::Healthy);
+    assert_eq!(status.source, ActivitySource::Dcgm);
+    assert!(status.attach.is_some_and(|(attached, _)| attached));
+    world.start_worker_job();
+    let page = {
+        use std::io::{Read, Write};
+        let address = world.agent().metrics_address().unwrap();
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    assert!(page.contains("muxflow_job_launches_total{gpu=\"") && page.contains("job=\"job\""));
+    // The service now wants the whole GPU, and more than that.
+    let began = Instant::now();
+    fs::write(world.base().join("service.pause"), "0").unwrap();
+    let more: Vec<_> = (0..3)
+        .map(|n| {
+            let argv = world.argv(&format!("burst{n}"), 4_000, 40, 0);
+            let pipe = world.mps_pipe();
+            let mut more = Command::new(&argv[0]);
+            more.args(&argv[1..]).env("CUDA_MPS_PIPE_DIRECTORY", pipe);
+            more.stdout(std::process::Stdio::null()).spawn().unwrap()
+        })
+        .collect();
+    world.wait("the gate is shut", |status| status.budget == 0.0);
+    let shut = began.elapsed();
+    let ended = world.event("the job is evicted", |event| matches!(event, Event::JobEnded { .. }));
+    let gone = began.elapsed();
+    let Event::JobEnded { reason, exit, requeue, .. } = ended else { unreachable!() };
+    assert!(matches!(reason, Some(StopReason::Health(_))), "{reason:?}");
+    assert!(requeue && exit.all_gone, "{exit:?}");
+    println!(
+        "MEASURED burst: gate shut after {} ms, job gone after {} ms",
+        shut.as_millis(),
+        gone.as_millis()
+    );
+    for mut one in more {
+        one.kill().unwrap();
+        one.wait().unwrap();
+    }
+    assert!(shut < Duration::from_secs(5) && gone < Duration::from_secs(20));
+    assert!(world.agent().status(&world.gpu).unwrap().online.is_some(), "online is unharmed");
+    world.end();
+}
+
+#[test]
+fn errors_are_answered_online_first() {
+    inside("behaviour::inner_errors");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by errors_are_answered_online_first"]
+fn inner_errors() {
+    let world = World::start("[mps]\nprobe_every_s = 2\nprobe_within_ms = 1500\n");
+    world.start_service();
+    world.start_worker_job();
+
+    // A fatal fault of the job: everybody's context is lost, the service is back first.
+    let at = now_us();
+    world.fault(&["xid", "31"]);
+    let event = world.event(
+        "the XID is answered",
+        |event| matches!(event, Event::Fault { seen, .. } if seen.fault == Fault::Xid(31)),
+    );
+    let Event::Fault { took, .. } = event else { unreachable!() };
+    world.wait("healthy again", |s| s.health == HealthState::Healthy && s.online.is_some());
+    std::thread::sleep(Duration::from_millis(500));
+    let (served, gap_us) = world.served_since(at);
+    assert!(served > 0, "the service serves again");
+    println!(
+        "MEASURED xid 31: answered in {} ms, longest gap of the service {} ms",
+        took.0 / 1000,
+        gap_us / 1000
+    );
+
+    // The device is gone and comes back: Disabled, then Healthy, nothing restarted by hand.
+    world.fault(&["off-bus"]);
+    world.wait("disabled", |status| status.health == HealthState::Disabled);
+    world.fault(&["reset"]);
+    println!("MEASURED off-bus: disabled, then reset");
+    world.end();
+}
+
+#[test]
+fn sensors_that_block_close_the_gate() {
+    inside("behaviour::inner_blocked");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by sensors_that_block_close_the_gate"]
+fn inner_blocked() {
+    let world = World::start("");
+    world.start_service();
+    world.start_worker_job();
+    let began = Instant::now();
+    world.fault(&["nvml-block"]);
+    world.wait("the gate is shut", |status| status.budget == 0.0);
+    println!("MEASURED nvml-block: gate shut after {} ms", began.elapsed().as_millis());
+    world.fault(&["nvml-unblock"]);
+    world.wait("it opens again", |status| status.budget > 0.0 || status.offline.is_none());
+    world.end();
+}
+
+#[test]
+fn a_job_that_slips_the_interposer_is_stopped() {
+    inside("behaviour::inner_stranger");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by a_job_that_slips_the_interposer_is_stopped"]
+fn inner_stranger() {
+    let world = World::start("");
+    world.start_service();
+    world.wait("the GPU takes a job", |status| status.placeable && status.share.is_some());
+    let mut argv = vec!["env".to_owned(), "-u".into(), "LD_PRELOAD".into()];
+    argv.extend(world.argv("job", 500, 8, 1_000));
+    let began = Instant::now();
+    world.start_job(argv);
+    let ended = world.event("it is stopped", |event| matches!(event, Event::JobEnded { .. }));
+    let Event::JobEnded { reason, fail_prone, .. } = ended else { unreachable!() };
+    assert_eq!(reason, Some(StopReason::Fault(Fault::UngatedProcess)));
+    println!("MEASURED stranger: stopped after {} ms", began.elapsed().as_millis());
+    assert!(began.elapsed() < Duration::from_secs(15));
+    let _later = fail_prone;
+    world.end();
+}

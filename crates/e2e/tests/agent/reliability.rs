@@ -1,0 +1,205 @@
+//! What the service sees when things break: signals, a killed agent, and every fault in turn.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use muxflow_agent::gpu::{Event, GpuStatus, Order, StopReason};
+use muxflow_agent::process::ProcessKey;
+use muxflow_agent::sys;
+use muxflow_types::HealthState;
+
+use crate::world::{LONG, World, inside, now_us, variable};
+
+fn job_pid(world: &World) -> u32 {
+    let block = world.agent().shared(&world.gpu).unwrap().job().unwrap();
+    block.block.registered()[0]
+}
+
+fn restarts(world: &World) -> u64 {
+    world.agent().status(&world.gpu).unwrap().online_restarts
+}
+
+#[test]
+fn signals_to_the_job_in_the_middle_of_work_cost_the_service_nothing() {
+    inside("reliability::inner_signals");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by signals_to_the_job_in_the_middle_of_work_cost_the_service_nothing"]
+fn inner_signals() {
+    let rounds: u32 =
+        std::env::var("MUXFLOW_TEST_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    let world = World::start("");
+    world.fault(&["kill-propagates", "100"]);
+    world.start_service();
+    let began = now_us();
+    for round in 0..rounds {
+        world.start_worker_job();
+        let signal = if round % 2 == 0 { libc::SIGTERM } else { libc::SIGINT };
+        sys::kill(job_pid(&world), signal).unwrap();
+        world.event("the job ends", |event| matches!(event, Event::JobEnded { .. }));
+    }
+    assert_eq!(restarts(&world), 0, "the service lost its context");
+    let (served, gap_us) = world.served_since(began);
+    assert!(served > 0);
+    println!(
+        "MEASURED signals: {rounds} times, service restarts 0, longest gap {} ms",
+        gap_us / 1000
+    );
+    world.end();
+}
+
+/// Stops a job whose kill would take the service down, and says how often the service had to
+/// restart.
+fn stop_once(defences: &str) -> u64 {
+    let world = World::start(defences);
+    world.fault(&["kill-propagates", "100"]);
+    world.start_service();
+    // Long kernels, and the stop right after one has begun: it is in flight.
+    world.start_job(world.argv("job", 300_000, 8, 0));
+    let launches = |status: &GpuStatus| status.offline.as_ref().map_or(0, |(_, c)| c.launches);
+    let before = launches(&world.wait("the job launches", |status| launches(status) > 1));
+    world.wait("one more kernel begins", |status| launches(status) > before);
+    let order = Order::StopOffline { job: None, reason: StopReason::Asked };
+    world.agent().order(&world.gpu, order).unwrap();
+    world.event("the job ends", |event| matches!(event, Event::JobEnded { .. }));
+    std::thread::sleep(Duration::from_secs(2));
+    let restarts = restarts(&world);
+    world.end();
+    restarts
+}
+
+#[test]
+fn the_clean_stop_protects_and_without_it_the_service_is_harmed() {
+    inside("reliability::inner_clean_stop");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by the_clean_stop_protects_and_without_it_the_service_is_harmed"]
+fn inner_clean_stop() {
+    assert_eq!(stop_once(""), 0, "with the clean order nothing happens");
+    let harmed = stop_once("[defences]\nclean_stop = false\n");
+    assert!(harmed > 0, "without it the service must be harmed, or the test proves nothing");
+    println!("MEASURED clean stop: service restarts 0 with it, {harmed} without");
+}
+
+#[test]
+fn a_killed_agent_harms_nobody_and_its_successor_finds_everything() {
+    inside("reliability::inner_killed_agent");
+}
+
+#[test]
+#[ignore = "the process that a_killed_agent_harms_nobody_and_its_successor_finds_everything kills"]
+fn inner_agent_to_kill() {
+    let world = World::start_in(Path::new(&variable("MUXFLOW_TEST_STATE")), "");
+    world.start_service();
+    world.start_worker_job();
+    std::fs::write(world.base().join("both-run"), job_pid(&world).to_string()).unwrap();
+    std::thread::sleep(LONG);
+}
+
+#[test]
+#[ignore = "run inside an emulated node by a_killed_agent_harms_nobody_and_its_successor_finds_everything"]
+fn inner_killed_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "reliability::inner_agent_to_kill", "--ignored", "--nocapture"])
+        .env("MUXFLOW_TEST_STATE", dir.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let ready = dir.path().join("both-run");
+    let deadline = Instant::now() + LONG;
+    while std::fs::read_to_string(&ready).map_or(true, |text| text.is_empty()) {
+        assert!(Instant::now() < deadline, "the other agent never had both running");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let pid: u32 = std::fs::read_to_string(&ready).unwrap().parse().unwrap();
+    let job = ProcessKey::of(pid).unwrap();
+    let killed_at = now_us();
+    other.kill().unwrap();
+    other.wait().unwrap();
+    while job.is_alive() {
+        assert!(Instant::now() < deadline, "the job outlives the agent");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let gone_ms = (now_us() - killed_at) / 1000;
+    let world = World::start_in(dir.path(), "");
+    let found =
+        world.event("the service is found", |event| matches!(event, Event::OnlineStarted { .. }));
+    assert!(matches!(found, Event::OnlineStarted { adopted: true, .. }), "{found:?}");
+    world.wait("healthy", |status| status.health == HealthState::Healthy);
+    let status = world.agent().status(&world.gpu).unwrap();
+    assert_eq!((status.mps_starts, status.online_restarts), (0, 0), "nothing was started again");
+    let (served, gap_us) = world.served_since(killed_at);
+    assert!(served > 10, "the service went on");
+    println!(
+        "MEASURED kill -9 of the agent: job gone after {gone_ms} ms, longest gap of the service {} ms",
+        gap_us / 1000
+    );
+    world.end();
+}
+
+/// Every fault that the emulated GPU knows, for the table in `docs/reliability.md`.
+const FAULTS: [&[&str]; 14] = [
+    &["xid", "13"],
+    &["xid", "31"],
+    &["xid", "43"],
+    &["xid", "45"],
+    &["xid", "63"],
+    &["xid", "94"],
+    &["mps-crash"],
+    &["mps-hang"],
+    &["throttle", "600"],
+    &["xid", "48"],
+    &["xid", "74"],
+    &["xid", "95"],
+    &["xid", "79"],
+    &["off-bus"],
+];
+
+#[test]
+#[ignore = "prints the table of docs/reliability.md: cargo test -p muxflow-e2e --test agent -- --ignored --nocapture the_table_of_faults"]
+fn the_table_of_faults() {
+    inside("reliability::inner_table");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by the_table_of_faults"]
+fn inner_table() {
+    for words in FAULTS {
+        let world = World::start("[mps]\nprobe_every_s = 2\nprobe_within_ms = 1500\n");
+        world.start_service();
+        world.start_worker_job();
+        let at = now_us();
+        world.fault(words);
+        let mut job = "goes on";
+        let until = Instant::now() + Duration::from_secs(6);
+        let mut worst = HealthState::Healthy;
+        while Instant::now() < until {
+            match world.agent().next_event(Duration::from_millis(50)) {
+                Some((_, Event::JobEnded { requeue: true, .. })) => {
+                    job = "stopped, to be queued again"
+                }
+                Some((_, Event::JobEnded { .. })) => job = "ended",
+                Some((_, Event::Health(change))) => worst = worst.max(change.to),
+                _ => {}
+            }
+        }
+        let status = world.agent().status(&world.gpu).unwrap();
+        let (served, gap_us) = world.served_since(at);
+        println!(
+            "MEASURED | {} | {} | {} | {} | {} | {} |",
+            words.join(" "),
+            gap_us / 1000,
+            served,
+            status.online_restarts,
+            job,
+            status.health
+        );
+        // What was broken stays broken: a new node for the next one needs a reset.
+        world.fault(&["reset"]);
+        world.end();
+    }
+}
