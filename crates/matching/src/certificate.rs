@@ -32,6 +32,9 @@ pub struct Certificate {
     /// Profits of the bidders, up to one tick. A start for the next cycle; the checker computes
     /// its own.
     pub profits: Vec<i128>,
+    /// Which bidder has each vertex of the other side, where both stand for one unit; for the next
+    /// cycle, like `profits`.
+    pub holders: Vec<Option<u32>>,
     /// What a bidder gains by staying unmatched: zero in optional mode; less than any number of
     /// edges can make up for where forbidden edges may keep bidders from being matched; absent
     /// where every bidder with an allowed edge is matched.

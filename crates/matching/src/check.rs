@@ -10,6 +10,7 @@ use std::fmt;
 
 use crate::certificate::{Certificate, Proof, Side};
 use crate::scalar::Scalar;
+use crate::scan::vectorised;
 use crate::solve::{Flow, Matching, Share};
 use crate::weights::{Weights, row_of};
 
@@ -282,8 +283,12 @@ impl<W: Weights> Checker<'_, W> {
         let mut buffer = Vec::new();
         for row in 0..self.weights.rows() {
             let line = row_of(self.weights, row, &mut buffer);
-            let fast =
-                small && !extremes && self.fast_row(row, line, &prices, &mut tops, &mut facts);
+            let fast = small
+                && !extremes
+                && vectorised(
+                    #[inline(always)]
+                    || self.fast_row(row, line, &prices, &mut tops, &mut facts),
+                );
             if !fast {
                 self.slow_row(row, line, &mut facts)?;
             }
@@ -300,6 +305,7 @@ impl<W: Weights> Checker<'_, W> {
     }
 
     /// The pass in `f64`; false when a number in this row is not an exact integer there.
+    #[inline(always)]
     fn fast_row(
         &self,
         row: usize,

@@ -134,6 +134,23 @@ fn isa() -> Isa {
     Isa::Plain
 }
 
+/// Runs plain code compiled for the widest vectors that suit it here; what it computes stays its own.
+#[inline]
+pub(crate) fn vectorised<R>(code: impl FnOnce() -> R) -> R {
+    match isa() {
+        // SAFETY: the CPU has just said that it has the features the function is compiled for.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::Avx512 => unsafe { with_avx2(code) },
+        Isa::Plain => code(),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn with_avx2<R>(code: impl FnOnce() -> R) -> R {
+    code()
+}
+
 /// Whether rough weights can be made in f32, where only a power of two is a faithful factor.
 fn faithful(rough: &Rough) -> bool {
     rough.offset == 0.0 && rough.scale.abs() < 1e38 && rough.scale.abs() > 1e-37

@@ -257,6 +257,7 @@ impl Setup {
             tick_exp: self.grid.unit_exp + self.scale_bits.cast_signed(),
             prices,
             profits,
+            holders: holders_of(auction),
             way_out: task.way_out,
         };
         Flow {
@@ -266,6 +267,18 @@ impl Setup {
             effort: Effort { bids: auction.bids, refills: auction.refills, phases },
         }
     }
+}
+
+/// Who holds each column, where both are single.
+fn holders_of<W: Weights, T: Tick>(auction: &Auction<'_, W, T>) -> Vec<Option<u32>> {
+    let mut holders = vec![None; auction.task.capacity.len()];
+    for (col, lot) in auction.stock.lots() {
+        if lot.row != NOBODY && auction.task.capacity[col as usize] == 1 {
+            let (row, units) = auction.task.rows[lot.row as usize];
+            holders[col as usize] = (units == 1).then_some(row);
+        }
+    }
+    holders
 }
 
 fn shares_of<W: Weights, T: Tick>(auction: &Auction<'_, W, T>) -> Vec<Share> {

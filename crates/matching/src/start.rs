@@ -44,6 +44,8 @@ pub(crate) struct Memory {
     profits: Vec<Option<i128>>,
     /// Prices of what they bid for.
     prices: Vec<Option<i128>>,
+    /// Who bids now and held it then.
+    holders: Vec<Option<u32>>,
 }
 
 impl Memory {
@@ -64,8 +66,34 @@ impl Memory {
         let rows = carried("rows", warm.rows, then_rows, weights.rows())?;
         let cols = carried("columns", warm.cols, then_cols, weights.cols())?;
         let (profits, prices) = if rows_bid { (rows, cols) } else { (cols, rows) };
-        Ok(Some(Self { tick_exp: c.tick_exp, profits, prices }))
+        let mut holders = vec![None; prices.len()];
+        if rows_bid == rows_bid_then {
+            let (bidders, others) =
+                if rows_bid { (warm.rows, warm.cols) } else { (warm.cols, warm.rows) };
+            let now = places(bidders, c.profits.len());
+            for (at, holder) in holders.iter_mut().enumerate() {
+                let then =
+                    if others.is_empty() { Some(at) } else { others[at].map(|t| t as usize) };
+                let held_by = then.and_then(|t| *c.holders.get(t)?);
+                *holder = held_by.and_then(|b| *now.get(b as usize)?);
+            }
+        }
+        Ok(Some(Self { tick_exp: c.tick_exp, profits, prices, holders }))
     }
+}
+
+/// For each vertex of then its place now.
+fn places(map: &[Option<u32>], then: usize) -> Vec<Option<u32>> {
+    if map.is_empty() {
+        return (0u32..).take(then).map(Some).collect();
+    }
+    let mut now = vec![None; then];
+    for (at, from) in (0u32..).zip(map) {
+        if let Some(place) = from.and_then(|f| now.get_mut(f as usize)) {
+            *place = Some(at);
+        }
+    }
+    now
 }
 
 fn carried(
@@ -153,7 +181,8 @@ fn from_sample<'a, W: Weights, T: Tick>(
         .filter(|&at| best(at) > T::LOWEST)
         .map(|at| (rows[at], best(at).max(out)))
         .collect();
-    let mut auction = priced(task, grid, scale_bits, &known, solved.loose.then_some(solved.level));
+    let mut auction =
+        priced(task, grid, scale_bits, &known, &[], solved.loose.then_some(solved.level));
     auction.bids += solved.bids;
     auction.refills += solved.refills;
     drop(solved);
@@ -199,6 +228,7 @@ fn priced<'a, W: Weights, T: Tick>(
     grid: &Grid,
     scale_bits: u32,
     known: &[(u32, T)],
+    then: &[Option<T>],
     floor: Option<T>,
 ) -> Auction<'a, W, T> {
     let zero = vec![T::ZERO; task.capacity.len()];
@@ -213,7 +243,17 @@ fn priced<'a, W: Weights, T: Tick>(
         let allowed = tops.iter().filter(|&&t| t > FLOOR);
         allowed.min().map_or(T::ZERO, |&t| market.price_of(t))
     });
-    let price: Vec<T> = tops.iter().map(|&t| market.price_of(t.max(FLOOR)).max(lowest)).collect();
+    // Where the rough price confirms an exact one, that is it.
+    let near = market.price_of(8);
+    let exactly = |at: usize, rough: T| match then.get(at) {
+        Some(&Some(p)) if p - near < rough && rough < p + near => p,
+        _ => rough,
+    };
+    let price: Vec<T> = tops
+        .iter()
+        .enumerate()
+        .map(|(at, &top)| exactly(at, market.price_of(top.max(FLOOR))).max(lowest))
+        .collect();
     market.rebase(&price);
     let mut auction = Auction::new(task, market, price, lowest, keep(task));
     auction.fill_lists(keep(task));
@@ -238,14 +278,10 @@ fn warm<'a, W: Weights, T: Tick>(
         };
         (moved.abs() < limit).then(|| T::from_i128(moved))
     };
-    let mut capacity = task.capacity.to_vec();
-    let mut price = vec![T::ZERO; capacity.len()];
-    for (at, known) in memory.prices.iter().enumerate() {
-        match known.and_then(ticks) {
-            Some(p) => price[at] = p,
-            None => capacity[at] = 0,
-        }
-    }
+    let then: Vec<Option<T>> = memory.prices.iter().map(|known| known.and_then(ticks)).collect();
+    let price: Vec<T> = then.iter().map(|p| p.unwrap_or(T::ZERO)).collect();
+    let taking_part = then.iter().zip(task.capacity);
+    let capacity: Vec<u32> = taking_part.map(|(p, &c)| if p.is_some() { c } else { 0 }).collect();
     let market = Market::new(grid.clone(), scale_bits, &price, &capacity);
     let mut found = Candidates::new(4);
     let mut buffer = Vec::new();
@@ -263,8 +299,31 @@ fn warm<'a, W: Weights, T: Tick>(
             known.push((row, profit.max(out)));
         }
     }
-    (known.len() * 2 > task.rows.len())
-        .then(|| priced(task, grid, scale_bits, &known, Some(T::ZERO)))
+    if known.len() * 2 <= task.rows.len() {
+        return None;
+    }
+    let mut auction = priced(task, grid, scale_bits, &known, &then, Some(T::ZERO));
+    seat(&mut auction, &memory.holders);
+    Some(auction)
+}
+
+/// Gives columns back to those who held them; the first phase takes away what no longer fits.
+fn seat<W: Weights, T: Tick>(auction: &mut Auction<'_, W, T>, holders: &[Option<u32>]) {
+    let task = auction.task;
+    let mut one = [W::Scalar::ZERO];
+    let row_ids = (0u32..).zip(task.rows).map(|(id, &(row, _))| (row, id));
+    let id_of: std::collections::BTreeMap<u32, u32> = row_ids.collect();
+    for (col, holder) in (0u32..).zip(holders) {
+        let Some(&id) = holder.and_then(|row| id_of.get(&row)) else { continue };
+        let (row, units) = task.rows[id as usize];
+        if units == 1 && auction.waiting[id as usize] == 1 && task.capacity[col as usize] == 1 {
+            task.weights.fill(row as usize, col as usize, &mut one);
+            if one[0].to_f64().is_finite() {
+                auction.stock.give(col, id, auction.market.weight(one[0]));
+                auction.waiting[id as usize] = 0;
+            }
+        }
+    }
 }
 
 /// A number that depends on `x` in no simple way.

@@ -132,6 +132,13 @@ impl<T: Tick> Stock<T> {
         Sale { units, before: lot.row }
     }
 
+    /// Gives a column of one unit to a row at its price.
+    pub(crate) fn give(&mut self, col: u32, row: u32, weight: T) {
+        let lot = &mut self.single[col as usize];
+        lot.row = row;
+        lot.profit = weight - lot.price;
+    }
+
     /// All lots with their columns.
     pub(crate) fn lots(&self) -> impl Iterator<Item = (u32, &Lot<T>)> {
         let several = self

@@ -1,5 +1,6 @@
 //! `cargo xtask bench AREA`: each area prints the table that stands in `docs/benchmarks.md`.
 
+mod matching;
 mod plan;
 mod sim;
 
@@ -8,6 +9,8 @@ use clap::Subcommand;
 /// What is measured.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Area {
+    /// Exact matching beside scipy, OR-tools and other crates.
+    Matching(matching::MatchingBench),
     /// A whole plan, predicting and matching: cold, and after a small change.
     Plan(plan::PlanBench),
     /// What the interposer costs over a stub driver, and how fast its gate closes.
@@ -19,6 +22,7 @@ pub(crate) enum Area {
 /// Measures one area.
 pub(crate) fn run(area: Area) -> anyhow::Result<()> {
     match area {
+        Area::Matching(bench) => matching::run(&bench),
         Area::Plan(bench) => plan::run(&bench),
         Area::Xcuda => e2e("bench_xcuda"),
         Area::Sim(bench) => sim::run_bench(&bench),
