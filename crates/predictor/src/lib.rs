@@ -7,6 +7,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod bound;
 pub mod datasets;
 pub mod error;
 pub mod feature;

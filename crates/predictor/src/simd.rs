@@ -2,8 +2,8 @@
 //! processor was asked for them.
 //!
 //! A network is run for a block of pairs at once, one pair per vector lane: the inputs of a layer
-//! are `inputs × block` numbers, and each weight is broadcast to all lanes. Three vectors of pairs
-//! times four outputs are summed in registers, so the loop does nearly nothing but multiply and add.
+//! are `inputs × block` numbers, and each weight is broadcast to all lanes. Two vectors of pairs
+//! times five outputs are summed in registers (twelve sums and what feeds them are one too many), so the loop does nearly nothing but multiply and add.
 //! AVX2 and AVX-512 are the same text, written once as a macro.
 
 #![expect(unsafe_code, reason = "instruction sets chosen at run time")]
@@ -26,7 +26,7 @@ enum Kind {
 }
 
 /// Outputs of a layer are padded to a multiple of this.
-pub(crate) const OUTPUT_STEP: usize = 4;
+pub(crate) const OUTPUT_STEP: usize = 5;
 
 impl InstructionSet {
     /// The best one that this processor has.
@@ -52,8 +52,8 @@ impl InstructionSet {
     /// Pairs in a block.
     pub fn block(self) -> usize {
         match self.0 {
-            Kind::Plain | Kind::Avx2 => 24,
-            Kind::Avx512 => 48,
+            Kind::Plain | Kind::Avx2 => 16,
+            Kind::Avx512 => 32,
         }
     }
 
@@ -73,7 +73,7 @@ pub(crate) struct PackedLayer {
     inputs: usize,
     /// Padded to [`OUTPUT_STEP`]; the padding's weights are zero.
     outputs: usize,
-    /// For each four outputs, for each input, the four weights.
+    /// For each five outputs, for each input, the five weights.
     weights: Vec<f32>,
     biases: Vec<f32>,
 }
@@ -108,8 +108,7 @@ impl PackedLayer {
         assert!(values.len() >= self.inputs * block && out.len() >= self.outputs * block);
         match set.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: whoever holds this `set` has a processor with AVX2 and FMA; the lengths
-            // are checked above, and `weights` and `biases` have theirs by construction.
+            // SAFETY: whoever holds this `set` has a processor with AVX2 and FMA.
             Kind::Avx2 => unsafe { x86::layer_avx2(self, values, out) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above, with AVX-512F.
@@ -148,8 +147,7 @@ pub(crate) fn weighted_sum(
     assert!(values.len() >= factors.len() * block && out.len() >= block);
     match set.0 {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: whoever holds this `set` has a processor with AVX2 and FMA; the lengths are
-        // checked above.
+        // SAFETY: whoever holds this `set` has a processor with AVX2 and FMA.
         Kind::Avx2 => unsafe { x86::weighted_sum_avx2(factors, values, start, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above, with AVX-512F.
@@ -209,53 +207,73 @@ mod x86 {
     use super::{OUTPUT_STEP, PackedLayer, product};
     use std::arch::x86_64::*;
 
-    /// Three vectors of pairs, four outputs: twelve sums.
-    const VECTORS: usize = 3;
+    /// Two vectors of pairs, five outputs: ten sums, which with two inputs and a weight fit the
+    /// sixteen registers of AVX2 and still cover the latency of a multiply-add.
+    const VECTORS: usize = 2;
 
     macro_rules! kernels {
-        ($features:literal, $lanes:literal, $layer:ident, $weighted_sum:ident, $peak:ident,
-         $set1:ident, $load:ident, $store:ident, $fma:ident, $max:ident) => {
+        ($features:literal, $lanes:literal, $vector:ty, $layer:ident, $weighted_sum:ident,
+         $peak:ident, $load:ident, $store:ident, $set1:ident, $fma:ident, $max:ident) => {
+            /// A vector of these numbers. Loads through pointers carry checks in debug builds.
+            #[target_feature(enable = $features)]
+            #[inline]
+            fn $load(numbers: [f32; $lanes]) -> $vector {
+                // SAFETY: both are the same number of floats, and any bits are valid in both.
+                unsafe { std::mem::transmute(numbers) }
+            }
+
+            #[target_feature(enable = $features)]
+            #[inline]
+            fn $store(vector: $vector) -> [f32; $lanes] {
+                // SAFETY: both are the same number of floats, and any bits are valid in both.
+                unsafe { std::mem::transmute(vector) }
+            }
+
             #[target_feature(enable = $features)]
             pub(super) fn $layer(layer: &PackedLayer, values: &[f32], out: &mut [f32]) {
-                const BLOCK: usize = VECTORS * $lanes;
                 let zero = $set1(0.0);
-                for group in 0..layer.outputs / OUTPUT_STEP {
-                    let weights = &layer.weights[group * OUTPUT_STEP * layer.inputs..];
-                    let biases = &layer.biases[group * OUTPUT_STEP..(group + 1) * OUTPUT_STEP];
-                    let mut sums = [[zero; VECTORS]; OUTPUT_STEP];
-                    for (sum, bias) in sums.iter_mut().zip(biases) {
-                        *sum = [$set1(*bias); VECTORS];
+                let values = values.as_chunks::<$lanes>().0.as_chunks::<VECTORS>().0;
+                let out =
+                    out.as_chunks_mut::<$lanes>().0.as_chunks_mut::<{ VECTORS * OUTPUT_STEP }>().0;
+                let weights = layer.weights.chunks_exact(layer.inputs * OUTPUT_STEP);
+                let biases = layer.biases.as_chunks::<OUTPUT_STEP>().0;
+                for ((out, weights), biases) in out.iter_mut().zip(weights).zip(biases) {
+                    // Ten sums by name: as an array they would live in memory.
+                    let (mut a0, mut a1) = ($set1(biases[0]), $set1(biases[0]));
+                    let (mut b0, mut b1) = ($set1(biases[1]), $set1(biases[1]));
+                    let (mut c0, mut c1) = ($set1(biases[2]), $set1(biases[2]));
+                    let (mut d0, mut d1) = ($set1(biases[3]), $set1(biases[3]));
+                    let (mut e0, mut e1) = ($set1(biases[4]), $set1(biases[4]));
+                    for (x, w) in values.iter().zip(weights.as_chunks::<OUTPUT_STEP>().0) {
+                        let (x0, x1) = ($load(x[0]), $load(x[1]));
+                        let factor = $set1(w[0]);
+                        a0 = $fma(factor, x0, a0);
+                        a1 = $fma(factor, x1, a1);
+                        let factor = $set1(w[1]);
+                        b0 = $fma(factor, x0, b0);
+                        b1 = $fma(factor, x1, b1);
+                        let factor = $set1(w[2]);
+                        c0 = $fma(factor, x0, c0);
+                        c1 = $fma(factor, x1, c1);
+                        let factor = $set1(w[3]);
+                        d0 = $fma(factor, x0, d0);
+                        d1 = $fma(factor, x1, d1);
+                        let factor = $set1(w[4]);
+                        e0 = $fma(factor, x0, e0);
+                        e1 = $fma(factor, x1, e1);
                     }
-                    let (mut value, mut weight) = (values.as_ptr(), weights.as_ptr());
-                    for _ in 0..layer.inputs {
-                        // SAFETY: the caller checked that `values` has `inputs` blocks; `weights`
-                        // has `OUTPUT_STEP` numbers for each input of this group by construction.
-                        unsafe {
-                            let lines = [
-                                $load(value),
-                                $load(value.add($lanes)),
-                                $load(value.add(2 * $lanes)),
-                            ];
-                            for (output, sum) in sums.iter_mut().enumerate() {
-                                let factor = $set1(*weight.add(output));
-                                for (s, line) in sum.iter_mut().zip(lines) {
-                                    *s = $fma(factor, line, *s);
-                                }
-                            }
-                            value = value.add(BLOCK);
-                            weight = weight.add(OUTPUT_STEP);
-                        }
-                    }
-                    for (output, sum) in sums.iter().enumerate() {
-                        let at = (group * OUTPUT_STEP + output) * BLOCK;
-                        let line = &mut out[at..at + BLOCK];
-                        for (vector, s) in sum.iter().enumerate() {
-                            // SAFETY: `line` has `VECTORS` vectors.
-                            unsafe {
-                                $store(line.as_mut_ptr().add(vector * $lanes), $max(*s, zero));
-                            }
-                        }
-                    }
+                    *out = [
+                        $store($max(a0, zero)),
+                        $store($max(a1, zero)),
+                        $store($max(b0, zero)),
+                        $store($max(b1, zero)),
+                        $store($max(c0, zero)),
+                        $store($max(c1, zero)),
+                        $store($max(d0, zero)),
+                        $store($max(d1, zero)),
+                        $store($max(e0, zero)),
+                        $store($max(e1, zero)),
+                    ];
                 }
             }
 
@@ -266,24 +284,36 @@ mod x86 {
                 start: f32,
                 out: &mut [f32],
             ) {
-                const BLOCK: usize = VECTORS * $lanes;
-                // Even and odd factors apart: more sums in flight.
-                let mut sums = [[$set1(start); VECTORS], [$set1(0.0); VECTORS]];
-                for (k, factor) in factors.iter().enumerate() {
-                    let factor = $set1(*factor);
-                    for (vector, sum) in sums[k % 2].iter_mut().enumerate() {
-                        let at = k * BLOCK + vector * $lanes;
-                        // SAFETY: the caller checked that `values` has a block for each factor.
-                        let line = unsafe { $load(values.as_ptr().add(at)) };
-                        *sum = $fma(factor, line, *sum);
-                    }
+                let values = values.as_chunks::<$lanes>().0.as_chunks::<VECTORS>().0;
+                // Four factors at a time: more sums in flight.
+                let (mut a0, mut a1) = ($set1(start), $set1(start));
+                let (mut b0, mut b1) = ($set1(0.0), $set1(0.0));
+                let (mut c0, mut c1) = ($set1(0.0), $set1(0.0));
+                let (mut d0, mut d1) = ($set1(0.0), $set1(0.0));
+                let (fours, rest) = factors.as_chunks::<4>();
+                for (f, [x, y, z, u]) in fours.iter().zip(values.as_chunks::<4>().0) {
+                    let factor = $set1(f[0]);
+                    a0 = $fma(factor, $load(x[0]), a0);
+                    a1 = $fma(factor, $load(x[1]), a1);
+                    let factor = $set1(f[1]);
+                    b0 = $fma(factor, $load(y[0]), b0);
+                    b1 = $fma(factor, $load(y[1]), b1);
+                    let factor = $set1(f[2]);
+                    c0 = $fma(factor, $load(z[0]), c0);
+                    c1 = $fma(factor, $load(z[1]), c1);
+                    let factor = $set1(f[3]);
+                    d0 = $fma(factor, $load(u[0]), d0);
+                    d1 = $fma(factor, $load(u[1]), d1);
                 }
-                let out = &mut out[..BLOCK];
+                for (factor, x) in rest.iter().zip(&values[fours.len() * 4..]) {
+                    let factor = $set1(*factor);
+                    a0 = $fma(factor, $load(x[0]), a0);
+                    a1 = $fma(factor, $load(x[1]), a1);
+                }
                 let one = $set1(1.0);
-                for vector in 0..VECTORS {
-                    let sum = $fma(one, sums[0][vector], sums[1][vector]);
-                    // SAFETY: `out` has `VECTORS` vectors.
-                    unsafe { $store(out.as_mut_ptr().add(vector * $lanes), sum) };
+                if let [o0, o1, ..] = out.as_chunks_mut::<$lanes>().0 {
+                    *o0 = $store($fma(one, $fma(one, a0, b0), $fma(one, c0, d0)));
+                    *o1 = $store($fma(one, $fma(one, a1, b1), $fma(one, c1, d1)));
                 }
             }
 
@@ -296,14 +326,7 @@ mod x86 {
                         *sum = $fma(*sum, factor, add);
                     }
                 }
-                let mut out = [0.0f32; $lanes];
-                let mut total = 0.0;
-                for sum in sums {
-                    // SAFETY: `out` is one vector.
-                    unsafe { $store(out.as_mut_ptr(), sum) };
-                    total += out[0];
-                }
-                total
+                sums.into_iter().map(|sum| $store(sum)[0]).sum()
             }
         };
     }
@@ -311,24 +334,26 @@ mod x86 {
     kernels!(
         "avx2,fma",
         8,
+        __m256,
         layer_avx2,
         weighted_sum_avx2,
         peak_avx2,
+        load_avx2,
+        store_avx2,
         _mm256_set1_ps,
-        _mm256_loadu_ps,
-        _mm256_storeu_ps,
         _mm256_fmadd_ps,
         _mm256_max_ps
     );
     kernels!(
         "avx512f",
         16,
+        __m512,
         layer_avx512,
         weighted_sum_avx512,
         peak_avx512,
+        load_avx512,
+        store_avx512,
         _mm512_set1_ps,
-        _mm512_loadu_ps,
-        _mm512_storeu_ps,
         _mm512_fmadd_ps,
         _mm512_max_ps
     );

@@ -3,6 +3,7 @@
 mod matching;
 mod plan;
 mod sim;
+mod predictor;
 
 use clap::Subcommand;
 
@@ -17,6 +18,8 @@ pub(crate) enum Area {
     Xcuda,
     /// The simulator: its event core, and whole runs by size.
     Sim(sim::SimBench),
+    /// Predictions of all pairs against the machine's peak and ONNX Runtime.
+    Predictor(predictor::PredictorBench),
 }
 
 /// Measures one area.
@@ -26,6 +29,7 @@ pub(crate) fn run(area: Area) -> anyhow::Result<()> {
         Area::Plan(bench) => plan::run(&bench),
         Area::Xcuda => e2e("bench_xcuda"),
         Area::Sim(bench) => sim::run_bench(&bench),
+        Area::Predictor(bench) => predictor::run(&bench),
     }
 }
 
