@@ -6,7 +6,7 @@ use crate::feature::Half;
 use crate::kernel_model::KernelModel;
 use crate::model::{MlpModel, TreesModel};
 use crate::rule::{self, OfflineHalf, OnlineHalf};
-use crate::simd::{InstructionSet, PackedLayer, weighted_sum};
+use crate::simd::{InstructionSet, PackedLayer, join_halves, weighted_sum};
 
 /// One list of halves with what the rule needs of each.
 pub(crate) struct Halves<R> {
@@ -199,22 +199,21 @@ impl PairSpeeds for MlpPairs {
         let block = self.set.block();
         let widest =
             self.middle.iter().map(PackedLayer::outputs).max().unwrap_or(0).max(self.width);
-        let (mut values, mut next) = (vec![0.0; widest * block], vec![0.0; widest * block]);
+        // Rows on cache lines: a load across two lines costs two.
+        let (mut first, mut second) =
+            (vec![0.0; widest * block + 16], vec![0.0; widest * block + 16]);
+        let offset = |buffer: &[f32]| buffer.as_ptr().align_offset(64).min(16);
+        let (at_first, at_second) = (offset(&first), offset(&second));
+        let (mut values, mut next) = (&mut first[at_first..], &mut second[at_second..]);
         let floor = if self.linear { f32::NEG_INFINITY } else { 0.0 };
         let online = &self.online_first[row];
         self.offline_first.fill(first_column, out, |panel, answers| {
-            for ((line, offline), online) in
-                values.chunks_exact_mut(block).zip(panel.chunks_exact(block)).zip(online)
-            {
-                for (value, offline) in line.iter_mut().zip(offline) {
-                    *value = (online + offline).max(floor);
-                }
-            }
+            join_halves(self.set, online, panel, floor, values);
             for layer in &self.middle {
-                layer.run(self.set, &values, &mut next);
+                layer.run(self.set, values, next);
                 std::mem::swap(&mut values, &mut next);
             }
-            weighted_sum(self.set, &self.last, &values, self.last_bias, answers);
+            weighted_sum(self.set, &self.last, values, self.last_bias, answers);
         });
         add_rule(&self.online, &self.offline, (row, first_column), self.trend, [0.0, 1.0], out);
         rule_where_unknown(&self.online, &self.offline, row, first_column, out);

@@ -186,6 +186,37 @@ pub fn peak_work(set: InstructionSet, rounds: usize) -> (u64, f32) {
     }
 }
 
+/// `out[k] = max(floor, online[k] + offline[k])` for a block of pairs: the first layer, of which each
+/// half is known.
+pub(crate) fn join_halves(
+    set: InstructionSet,
+    online: &[f32],
+    offline: &[f32],
+    floor: f32,
+    out: &mut [f32],
+) {
+    match set.0 {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: whoever holds this `set` has a processor with AVX2; AVX-512 includes it.
+        Kind::Avx2 => unsafe { x86::join_halves_avx2(online, offline, floor, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: whoever holds this `set` has a processor with AVX-512F.
+        Kind::Avx512 => unsafe { x86::join_halves_avx512(online, offline, floor, out) },
+        _ => join::<16>(online, offline, floor, out),
+    }
+}
+
+/// Plain Rust that each instruction set compiles for itself.
+#[inline(always)]
+fn join<const BLOCK: usize>(online: &[f32], offline: &[f32], floor: f32, out: &mut [f32]) {
+    let (offline, out) = (offline.as_chunks::<BLOCK>().0, out.as_chunks_mut::<BLOCK>().0);
+    for ((out, offline), online) in out.iter_mut().zip(offline).zip(online) {
+        for (value, offline) in out.iter_mut().zip(offline) {
+            *value = (online + offline).max(floor);
+        }
+    }
+}
+
 /// `c = a · b`, or `c += a · b` when `accumulate`; see [`crate::gemm`].
 pub(crate) fn matrix_product(
     shape: [usize; 3],
@@ -204,7 +235,7 @@ pub(crate) fn matrix_product(
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{OUTPUT_STEP, PackedLayer, product};
+    use super::{OUTPUT_STEP, PackedLayer, join, product};
     use std::arch::x86_64::*;
 
     /// Two vectors of pairs, five outputs: ten sums, which with two inputs and a weight fit the
@@ -357,6 +388,16 @@ mod x86 {
         _mm512_fmadd_ps,
         _mm512_max_ps
     );
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn join_halves_avx2(online: &[f32], offline: &[f32], floor: f32, out: &mut [f32]) {
+        join::<16>(online, offline, floor, out);
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn join_halves_avx512(online: &[f32], offline: &[f32], floor: f32, out: &mut [f32]) {
+        join::<32>(online, offline, floor, out);
+    }
 
     #[target_feature(enable = "avx2")]
     pub(super) fn matrix_product_avx2(
