@@ -96,7 +96,7 @@ fn errors(args: &EvaluateArgs, data: &Dataset) -> anyhow::Result<String> {
         bar.set_message(kind.name());
         let options = FitOptions::default().with_seed(seed);
         // Without chance in the model, a seed only shuffles the random pairs.
-        let random = matches!(kind, ModelKind::Trees | ModelKind::Mlp);
+        let random = matches!(kind, ModelKind::Trees | ModelKind::Mlp | ModelKind::Hybrid);
         let mut row = vec![kind.name().to_owned(), seed.to_string()];
         let mut coverage = String::from("-");
         for (number, folds) in ways(seed).iter().enumerate() {
