@@ -2,8 +2,8 @@
 
 mod matching;
 mod plan;
-mod sim;
 mod predictor;
+mod sim;
 
 use clap::Subcommand;
 
