@@ -149,3 +149,39 @@ fn inner_stranger() {
     let _later = fail_prone;
     world.end();
 }
+
+#[test]
+fn watching_a_gpu_costs_little_and_memory_stays_flat() {
+    inside("behaviour::inner_cost");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by watching_a_gpu_costs_little_and_memory_stays_flat"]
+fn inner_cost() {
+    let world = World::start("history_s = 2\n");
+    world.start_service();
+    world.wait("healthy", |status| status.health == HealthState::Healthy);
+    // The ring is full and everything is warm.
+    std::thread::sleep(Duration::from_secs(3));
+    let own = || {
+        let stat = muxflow_agent::process::stat(std::process::id()).unwrap();
+        let statm = fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+        (stat.cpu_ticks, pages)
+    };
+    let samples = || world.agent().shared(&world.gpu).unwrap().monitor.published().count;
+    let (began, (ticks, pages), count) = (Instant::now(), own(), samples());
+    std::thread::sleep(Duration::from_secs(6));
+    let (elapsed, (ticks_after, pages_after)) = (began.elapsed(), own());
+    let taken = samples() - count;
+    let busy_ms = (ticks_after - ticks) * 10;
+    println!(
+        "MEASURED cost: {busy_ms} ms of processor in {} ms for one GPU, {taken} samples, memory {} to {} KiB",
+        elapsed.as_millis(),
+        pages * 4,
+        pages_after * 4
+    );
+    assert!(taken > 100, "samples go on");
+    assert!(pages_after <= pages + 512, "memory grows: {pages} to {pages_after} pages");
+    world.end();
+}

@@ -197,13 +197,11 @@ impl World {
     /// Lines of the record since a moment: how many requests were served and the longest gap.
     pub(crate) fn served_since(&self, from_us: u64) -> (usize, u64) {
         let text = fs::read_to_string(self.record()).unwrap_or_default();
-        let times: Vec<u64> = text
-            .lines()
-            .filter_map(|line| line.split(' ').next()?.parse().ok())
-            .filter(|at| *at >= from_us)
-            .collect();
-        let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
-        (times.len(), gaps.max().unwrap_or(0))
+        let times: Vec<u64> =
+            text.lines().filter_map(|line| line.split(' ').next()?.parse().ok()).collect();
+        // The gap that began before the moment and ended after it counts too.
+        let gaps = times.windows(2).filter(|pair| pair[1] >= from_us).map(|pair| pair[1] - pair[0]);
+        (times.iter().filter(|at| **at >= from_us).count(), gaps.max().unwrap_or(0))
     }
 
     /// Where clients of the agent's MPS daemon connect.
