@@ -1,0 +1,166 @@
+//! Real clients that we did not write, unmodified, under quota and gate on an emulated GPU. Each:
+//! within quota fine, over quota a clean out-of-memory error, SIGTERM in the middle of launches leaves
+//! no context behind.
+
+#![expect(clippy::print_stderr, reason = "a skipped client must be seen")]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use muxflow_abi::control::{Limits, SlotState};
+use muxflow_e2e::{Job, Outcome, build};
+
+const QUOTA: u64 = 256 << 20;
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The program that runs a command on emulated GPUs, and what it needs beside it.
+fn node() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        build::must(
+            Command::new(env!("CARGO"))
+                .args(["build", "--quiet", "-p", "muxflow-emulated-gpu"])
+                .args(["-p", "muxflow-emulated-cuda", "-p", "muxflow-emulated-nvml"])
+                .current_dir(workspace()),
+        );
+        build::target().join("debug/muxflow-emulated-node").canonicalize().expect("it was built")
+    })
+}
+
+/// Says that something could not be had; with CI=true that is a failure.
+fn skip(what: &str, why: &str) {
+    assert!(std::env::var("CI").as_deref() != Ok("true"), "{what}: {why}");
+    eprintln!("SKIPPED {what}: {why}");
+}
+
+/// A Python with some packages, installed once under the target directory.
+fn python(name: &str, packages: &[&str]) -> Option<PathBuf> {
+    let root = build::target().join("clients");
+    let venv = root.join("venv");
+    let marker = root.join(format!("{name}.installed"));
+    std::fs::create_dir_all(&root).expect("target/clients");
+    let lock = std::fs::File::create(root.join("lock")).expect("a lock");
+    lock.lock().expect("the lock");
+    if !marker.exists() {
+        let made = venv.join("bin/pip").exists()
+            || Command::new("python3")
+                .args(["-m", "venv"])
+                .arg(&venv)
+                .status()
+                .is_ok_and(|s| s.success());
+        let pip = Command::new(venv.join("bin/pip"))
+            .args(["install", "-q", "--disable-pip-version-check"])
+            .args(packages)
+            .output();
+        match pip {
+            Ok(output) if made && output.status.success() => {
+                std::fs::write(&marker, packages.join("\n")).expect("the marker");
+            }
+            Ok(output) => {
+                let text = String::from_utf8_lossy(&output.stderr).into_owned();
+                skip(name, &format!("pip could not install {packages:?}: {}", text.trim()));
+                return None;
+            }
+            Err(error) => {
+                skip(name, &format!("no pip: {error}"));
+                return None;
+            }
+        }
+    }
+    Some(venv.join("bin/python"))
+}
+
+/// A client on one emulated T4 under the interposer.
+fn command(job: &Job, client: &[&str], arguments: &[&str]) -> Command {
+    let mut command = Command::new(node());
+    command
+        .args(["--gpus", "t4", "--"])
+        .args(client)
+        .args(arguments)
+        .env("LD_PRELOAD", build::xcuda())
+        .env("MUXFLOW_CONTROL", job.block.directory())
+        .env("MUXFLOW_NVML_CLAMP", "1");
+    command
+}
+
+fn run(client: &[&str], arguments: &[&str]) -> Outcome {
+    let job = Job::new(QUOTA);
+    command(&job, client, arguments).output().expect("it runs").into()
+}
+
+/// SIGTERM in the middle of launches: the process itself says that its contexts are gone.
+fn stops_cleanly(client: &[&str]) {
+    let job = Job::new(QUOTA);
+    // Interpreted kernels take milliseconds: with few in flight the drain stays within its limit.
+    job.block.agent().set_limits(&Limits { in_flight: 32, ..Limits::OPEN });
+    let mut child = command(&job, client, &["loop", "0"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut reader = BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = String::new();
+    reader.read_line(&mut line).expect("a line");
+    assert_eq!(line.trim(), "looping", "{client:?}");
+    std::thread::sleep(Duration::from_millis(300));
+    let process = *job.block.processes().first().expect("it has registered");
+    let pid = i32::try_from(process.owner.pid).expect("an id");
+    // SAFETY: a process of this job, alive.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
+    let until = Instant::now() + Duration::from_secs(20);
+    while child.try_wait().expect("a status").is_none() {
+        assert!(Instant::now() < until, "{client:?} did not stop");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let last = job.block.processes().into_iter().find(|c| c.owner == process.owner);
+    let last = last.expect("its slot stands until it is reclaimed");
+    assert_eq!(last.state, SlotState::Released, "{client:?}");
+    assert!(last.launches > 0 && last.in_flight == 0, "{client:?}: {last:?}");
+    job.block.reclaim(|_| {});
+    assert_eq!(job.charged(), 0, "{client:?}");
+}
+
+fn whole(client: &[&str]) {
+    let quota = QUOTA.to_string();
+    let fits = run(client, &["fit", &quota]);
+    assert_eq!(fits.stdout.trim(), "ok", "{client:?}: {}", fits.stderr);
+    let over = run(client, &["over", &(4 * QUOTA).to_string()]);
+    assert!(over.stdout.lines().count() > 0, "{client:?}: {}", over.stderr);
+    assert!(over.stdout.lines().all(|line| line == "refused 2"), "{client:?}: {}", over.stdout);
+    assert!(over.status.success(), "{client:?}: {}", over.stderr);
+    stops_cleanly(client);
+}
+
+fn script(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("py").join(name);
+    path.to_str().expect("a path in UTF-8").to_owned()
+}
+
+fn python_client(name: &str, packages: &[&str]) {
+    let Some(python) = python(name, packages) else { return };
+    whole(&[python.to_str().expect("a path"), &script(&format!("{name}_client.py"))]);
+}
+
+#[test]
+fn cuda_bindings_with_nvrtc() {
+    python_client("bindings", &["cuda-bindings==13.4.4", "nvidia-cuda-nvrtc", "numpy"]);
+}
+
+#[test]
+fn numba_cuda() {
+    python_client("numba", &["numba-cuda[cu13]==0.30.4"]);
+}
+
+#[test]
+fn nvidia_ml_py() {
+    let Some(python) = python("nvml", &["nvidia-ml-py==13.615.71"]) else { return };
+    let client = [python.to_str().expect("a path"), &script("nvml_client.py")];
+    let told = run(&client, &["fit", &QUOTA.to_string()]);
+    assert_eq!(told.stdout.trim(), "ok", "{}", told.stderr);
+}
