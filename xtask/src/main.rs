@@ -10,6 +10,7 @@ mod bench;
 mod calibrate;
 mod ci;
 mod codegen;
+mod soak;
 mod tidy;
 
 use clap::{Parser, Subcommand};
@@ -43,8 +44,9 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// The long version of the chaos test: 200 processes of one job, three times.
-    Soak,
+    /// Long forms of the tests that kill processes: clients of an emulated GPU, and 200 processes
+    /// of one job three times.
+    Soak(soak::SoakArgs),
     /// House rules: crate edges, module docs, file lengths, words, links.
     Tidy,
 }
@@ -55,7 +57,7 @@ fn main() -> anyhow::Result<()> {
         Task::Calibrate { check } => calibrate::run(check),
         Task::Ci => ci::run(),
         Task::Codegen { check } => codegen::run(check),
-        Task::Soak => bench::e2e("soak"),
+        Task::Soak(args) => soak::run(&args),
         Task::Tidy => tidy::run(),
     }
 }

@@ -52,6 +52,8 @@ pub(crate) struct Function {
     pub module: OnceLock<Handle<Module>>,
     code: Option<(Arc<ptx::Module>, usize)>,
     native: Option<native::Native>,
+    /// Its name says what it costs.
+    hinted: bool,
     machine: image::MachineKernel,
     /// Offset and size of each parameter.
     pub params: Vec<(usize, usize)>,
@@ -175,6 +177,7 @@ impl Module {
             module: OnceLock::new(),
             code: None,
             native: native::find(name),
+            hinted: name.contains("_muxflow_us"),
             machine: image::MachineKernel::default(),
             params: Vec::new(),
             param_bytes: 0,
@@ -215,16 +218,17 @@ impl Function {
         code.kernels.get(*at).filter(|k| k.unknown.is_none())
     }
 
-    /// Whether the parameters matter: to compute, or to learn the cost.
+    /// Whether the parameters matter: to compute, or to learn the cost. A kernel whose name says
+    /// its cost is taken at its word and only timed.
     pub(crate) fn reads_params(&self) -> bool {
-        self.native.is_some() || self.kernel().is_some()
+        !self.hinted && (self.native.is_some() || self.kernel().is_some())
     }
 
     /// What a launch costs, and whether it is to be computed.
     pub(crate) fn cost(&self, facts: &Facts, grid: &Grid, params: &[u8]) -> (Cost, bool) {
         let mut hasher = DefaultHasher::new();
         (grid.blocks, grid.threads, grid.shared_bytes).hash(&mut hasher);
-        if self.kernel().is_some() {
+        if self.reads_params() {
             for (offset, size) in &self.params {
                 let Some(bytes) = params.get(*offset..offset + size) else { continue };
                 // Where a pointer points to does not change the cost.
@@ -251,6 +255,9 @@ impl Function {
         let threads = grid.block_threads();
         let blocks = grid.block_count() as f64;
         let all = blocks * f64::from(threads);
+        if let Some(cost) = cost::hint(&self.name, facts) {
+            return (cost, false);
+        }
         let sample = match (self.kernel(), &self.code) {
             (Some(kernel), _) => ptx::probe(kernel, grid, params, &Everything),
             (None, Some((code, at))) => {
@@ -268,7 +275,7 @@ impl Function {
             instructions: sample.instructions,
             bytes: sample.global_bytes,
         };
-        let cost = cost::hint(&self.name, facts).unwrap_or_else(|| cost::cost(facts, &launch));
+        let cost = cost::cost(facts, &launch);
         let fits = all * sample.instructions.max(1.0) <= compute_limit() as f64;
         let computes = fits && self.reads_params();
         if !computes && self.told.fetch_add(1, Ordering::Relaxed) == 0 && ffi::logging() {

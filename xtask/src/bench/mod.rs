@@ -1,5 +1,6 @@
 //! `cargo xtask bench AREA`: each area prints the table that stands in `docs/benchmarks.md`.
 
+mod emulated;
 mod matching;
 mod plan;
 mod predictor;
@@ -12,6 +13,8 @@ use clap::Subcommand;
 pub(crate) enum Area {
     /// Exact matching beside scipy, OR-tools and other crates.
     Matching(matching::MatchingBench),
+    /// The emulated GPU: launch cost, idle cost, eight GPUs at once.
+    Emulated(emulated::EmulatedBench),
     /// A whole plan, predicting and matching: cold, and after a small change.
     Plan(plan::PlanBench),
     /// What the interposer costs over a stub driver, and how fast its gate closes.
@@ -26,6 +29,7 @@ pub(crate) enum Area {
 pub(crate) fn run(area: Area) -> anyhow::Result<()> {
     match area {
         Area::Matching(bench) => matching::run(&bench),
+        Area::Emulated(bench) => emulated::run(&bench),
         Area::Plan(bench) => plan::run(&bench),
         Area::Xcuda => e2e("bench_xcuda"),
         Area::Sim(bench) => sim::run_bench(&bench),

@@ -3,7 +3,9 @@
 mod agent;
 mod config;
 mod doctor;
+mod emulate;
 mod evaluate;
+mod gpus;
 mod matching;
 mod paper;
 mod plan;
@@ -23,6 +25,8 @@ pub(crate) enum Command {
     /// Check or print the configuration of the node laws.
     #[command(subcommand)]
     Config(config::ConfigCommand),
+    Emulate(emulate::EmulateArgs),
+    Gpus(gpus::GpusArgs),
     Match(matching::MatchArgs),
     Agent(agent::AgentArgs),
     /// A process that the agent starts for itself.
@@ -46,6 +50,8 @@ impl Command {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Command::Config(command) => command.run(),
+            Command::Emulate(args) => emulate::run(&args),
+            Command::Gpus(args) => gpus::run(&args),
             Command::Match(args) => matching::run(&args),
             Command::Agent(args) => agent::run(&args),
             Command::AgentChild(args) => Ok(agent::run_child(args)),

@@ -5,6 +5,8 @@
 //! group of clients. All times are device nanoseconds as `f64`. Work carries the time at which the
 //! client pushed it, so the engine may be run late without changing any result.
 
+mod clients;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use muxflow_gpu_model::contention::clock_factor;
@@ -37,15 +39,15 @@ pub(crate) enum Effect {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Queued {
-    entry: Entry,
-    arrival_ns: f64,
+pub(super) struct Queued {
+    pub(super) entry: Entry,
+    pub(super) arrival_ns: f64,
     /// Least device time of all work queued in this stream up to and with this.
-    cumulative_ns: f64,
+    pub(super) cumulative_ns: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Head {
+pub(super) enum Head {
     /// Not looked at yet, or held by another stream.
     Waiting,
     /// Its kernel or copy runs.
@@ -55,40 +57,40 @@ enum Head {
 }
 
 #[derive(Debug)]
-struct Stream {
-    queue: VecDeque<Queued>,
-    head: Head,
-    completed: u64,
-    host_done: u64,
-    cumulative_ns: f64,
+pub(super) struct Stream {
+    pub(super) queue: VecDeque<Queued>,
+    pub(super) head: Head,
+    pub(super) completed: u64,
+    pub(super) host_done: u64,
+    pub(super) cumulative_ns: f64,
 }
 
 #[derive(Debug)]
-struct Client {
-    limits: Limits,
-    streams: BTreeMap<u32, Stream>,
+pub(super) struct Client {
+    pub(super) limits: Limits,
+    pub(super) streams: BTreeMap<u32, Stream>,
     /// Streams with work.
-    busy: Vec<u32>,
-    running: usize,
+    pub(super) busy: Vec<u32>,
+    pub(super) running: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Running {
-    client: u32,
-    stream: u32,
-    group: u32,
-    resident: Resident,
-    left_ns: f64,
-    rate: f64,
+pub(super) struct Running {
+    pub(super) client: u32,
+    pub(super) stream: u32,
+    pub(super) group: u32,
+    pub(super) resident: Resident,
+    pub(super) left_ns: f64,
+    pub(super) rate: f64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Copying {
-    client: u32,
-    stream: u32,
-    engine: Op,
-    left_bytes: f64,
-    rate: f64,
+pub(super) struct Copying {
+    pub(super) client: u32,
+    pub(super) stream: u32,
+    pub(super) engine: Op,
+    pub(super) left_bytes: f64,
+    pub(super) rate: f64,
 }
 
 /// Bytes per device nanosecond of the copy engines.
@@ -105,13 +107,13 @@ pub(crate) struct CopyRates {
 pub(crate) struct Engine {
     profile: GpuProfile,
     copy_rates: CopyRates,
-    now_ns: f64,
+    pub(super) now_ns: f64,
     clock: ClockState,
     /// A fault may hold the clock below this, MHz.
     pub clock_cap_mhz: Option<f64>,
-    clients: BTreeMap<u32, Client>,
-    kernels: Vec<Running>,
-    copies: Vec<Copying>,
+    pub(super) clients: BTreeMap<u32, Client>,
+    pub(super) kernels: Vec<Running>,
+    pub(super) copies: Vec<Copying>,
     load: Load,
     dirty: bool,
     group: Option<u32>,
@@ -179,96 +181,7 @@ impl Engine {
         (self.clock_mhz() / f64::from(self.profile.power.max_mhz)).clamp(0.01, 1.0)
     }
 
-    pub(crate) fn add_client(&mut self, client: u32, limits: Limits) {
-        self.clients.insert(
-            client,
-            Client { limits, streams: BTreeMap::new(), busy: Vec::new(), running: 0 },
-        );
-        self.meters.add_client(client);
-    }
-
-    /// Forgets a client and all its work, done or not; says whether any was unfinished.
-    pub(crate) fn remove_client(&mut self, client: u32) -> bool {
-        let Some(gone) = self.clients.remove(&client) else { return false };
-        self.kernels.retain(|k| k.client != client);
-        self.copies.retain(|c| c.client != client);
-        self.effects.retain(|e| {
-            !matches!(e, Effect::Completed { client: c, .. } | Effect::Recorded { client: c, .. }
-                | Effect::HostReady { client: c, .. } if *c == client)
-        });
-        self.meters.remove_client(client);
-        self.dirty = true;
-        !gone.busy.is_empty()
-    }
-
-    /// Drops all queued and running work of a client, whose streams then count as complete.
-    pub(crate) fn abort_client(&mut self, client: u32) {
-        self.kernels.retain(|k| k.client != client);
-        self.copies.retain(|c| c.client != client);
-        self.dirty = true;
-        let Some(it) = self.clients.get_mut(&client) else { return };
-        it.running = 0;
-        it.busy.clear();
-        for (number, stream) in &mut it.streams {
-            let Some(last) = stream.queue.back() else { continue };
-            stream.completed = last.entry.seq;
-            stream.head = Head::Waiting;
-            stream.queue.clear();
-            self.effects.push(Effect::Completed {
-                client,
-                stream: *number,
-                seq: stream.completed,
-                time_ns: self.now_ns,
-            });
-        }
-    }
-
-    /// Whether a client has work that is not complete.
-    pub(crate) fn is_busy(&self, client: u32) -> bool {
-        self.clients.get(&client).is_some_and(|c| !c.busy.is_empty())
-    }
-
-    /// Work from a client's ring, pushed at `arrival_ns`.
-    pub(crate) fn submit(&mut self, client: u32, entry: Entry, arrival_ns: f64) {
-        let least = self.least_ns(&entry);
-        let Some(it) = self.clients.get_mut(&client) else { return };
-        let stream = it.streams.entry(entry.stream).or_insert_with(|| Stream {
-            queue: VecDeque::new(),
-            head: Head::Waiting,
-            completed: entry.seq.saturating_sub(1),
-            host_done: 0,
-            cumulative_ns: 0.0,
-        });
-        if stream.queue.is_empty() {
-            it.busy.push(entry.stream);
-        }
-        stream.cumulative_ns += least;
-        stream.queue.push_back(Queued {
-            entry,
-            arrival_ns: arrival_ns.max(self.now_ns),
-            cumulative_ns: stream.cumulative_ns,
-        });
-    }
-
-    /// The client's host functions of a stream have returned up to `seq`.
-    pub(crate) fn host_done(&mut self, client: u32, stream: u32, seq: u64) {
-        let it = self.clients.get_mut(&client).and_then(|c| c.streams.get_mut(&stream));
-        if let Some(it) = it {
-            it.host_done = it.host_done.max(seq);
-        }
-    }
-
-    /// Streams of a client whose host function runs.
-    pub(crate) fn hosts(&self, client: u32) -> impl Iterator<Item = u32> + '_ {
-        self.clients.get(&client).into_iter().flat_map(|c| {
-            c.busy
-                .iter()
-                .copied()
-                .filter(|s| c.streams.get(s).is_some_and(|s| s.head == Head::Host))
-        })
-    }
-
-    fn least_ns(&self, entry: &Entry) -> f64 {
+    pub(super) fn least_ns(&self, entry: &Entry) -> f64 {
         match Op::from_number(entry.op) {
             Op::Kernel => entry.amount as f64,
             Op::CopyIn | Op::CopyOut => entry.amount as f64 / self.copy_rates.pcie,
@@ -567,62 +480,5 @@ impl Engine {
             self.dirty = true;
             self.complete(c.client, c.stream);
         }
-    }
-
-    /// Earliest device time at which the stream can come to `seq`, from what is known now;
-    /// infinite when the client has not pushed that much.
-    pub(crate) fn earliest_ns(&self, client: u32, stream: u32, seq: u64) -> f64 {
-        let Some(it) = self.clients.get(&client) else { return f64::INFINITY };
-        let Some(s) = it.streams.get(&stream) else { return f64::INFINITY };
-        if s.completed >= seq {
-            return self.now_ns;
-        }
-        let Some(head) = s.queue.front() else { return f64::INFINITY };
-        if s.head == Head::Host {
-            return f64::INFINITY;
-        }
-        let offset = usize::try_from(seq.saturating_sub(head.entry.seq)).unwrap_or(usize::MAX);
-        let Some(target) = s.queue.get(offset) else { return f64::INFINITY };
-        let after_head = target.cumulative_ns - head.cumulative_ns;
-        self.now_ns.max(head.arrival_ns) + self.head_left_ns(client, stream, head) + after_head
-    }
-
-    fn head_left_ns(&self, client: u32, stream: u32, head: &Queued) -> f64 {
-        if let Some(k) = self.kernels.iter().find(|k| k.client == client && k.stream == stream) {
-            // Alone on the GPU the rate holds until the clock moves; beside others it may rise.
-            let alone = self.kernels.len() == 1 && k.rate > 0.0;
-            return if alone { k.left_ns / k.rate } else { k.left_ns };
-        }
-        if let Some(c) = self.copies.iter().find(|c| c.client == client && c.stream == stream) {
-            return if self.copies.len() == 1 { c.left_bytes / c.rate } else { 0.0 };
-        }
-        self.least_ns(&head.entry)
-    }
-
-    /// Streams of a client with unfinished work.
-    pub(crate) fn busy_streams(&self, client: u32) -> &[u32] {
-        self.clients.get(&client).map_or(&[], |c| &c.busy)
-    }
-
-    /// First host function that waits in a stream, by sequence.
-    pub(crate) fn first_host(&self, client: u32) -> Vec<(u32, u64)> {
-        let Some(it) = self.clients.get(&client) else { return Vec::new() };
-        let mut found = Vec::new();
-        for number in &it.busy {
-            let Some(s) = it.streams.get(number) else { continue };
-            let host = s.queue.iter().find(|q| q.entry.op == Op::Host as u32);
-            found.extend(host.map(|q| (*number, q.entry.seq)));
-        }
-        found
-    }
-
-    /// Earliest time at which anything of a client can complete.
-    pub(crate) fn earliest_any_ns(&self, client: u32) -> f64 {
-        let Some(it) = self.clients.get(&client) else { return f64::INFINITY };
-        let heads = it.busy.iter().filter_map(|n| {
-            let head = it.streams.get(n)?.queue.front()?;
-            Some(self.earliest_ns(client, *n, head.entry.seq))
-        });
-        heads.fold(f64::INFINITY, f64::min)
     }
 }

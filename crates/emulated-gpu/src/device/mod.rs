@@ -6,6 +6,7 @@
 
 mod engine;
 mod faults;
+mod forecast;
 mod meter;
 mod requests;
 
@@ -185,7 +186,7 @@ impl Device {
 
     /// Host time of a device time.
     fn host_ns(&self, device_ns: f64) -> u64 {
-        self.start_ns + (device_ns / self.facts.time_factor) as u64
+        self.start_ns.saturating_add((device_ns / self.facts.time_factor) as u64)
     }
 
     /// Takes what the clients pushed, lets time pass up to now, and tells them.
@@ -286,10 +287,10 @@ impl Device {
         let due = self.state.next_due_ns();
         let now = sys::monotonic_ns();
         let mut wait = None;
+        // Nothing changes before the engine's own next event; without one, somebody must ring.
+        let next = next.max(self.engine.next_event_ns());
         if next.is_finite() {
-            // Nothing changes before the engine's own next event.
-            let at = self.host_ns(next.max(self.engine.next_event_ns()));
-            wait = Some(at.saturating_sub(now).max(1_000));
+            wait = Some(self.host_ns(next).saturating_sub(now).max(1_000));
         }
         if let Some(due) = due {
             let left = due.saturating_sub(now);
@@ -327,6 +328,10 @@ impl Device {
 
     /// Forgets those who died: their memory is free, their work is gone.
     fn bury(&mut self) {
+        if !self.dead.is_empty() {
+            // What they pushed last counts too: it decides whether they died with work in flight.
+            self.catch_up();
+        }
         while let Some(key) = self.dead.pop() {
             let Some(peer) = self.peers.remove(&key) else { continue };
             let unfinished = self.engine.remove_client(key);

@@ -1,6 +1,7 @@
 //! Runs kernels: block after block, each thread up to the next point where threads must meet.
 
 use super::alu;
+use super::cell::{read, write};
 use super::ins::{Code, Ins, Join, Kernel, NOWHERE, Shuffle, Space, Special, Src, Vote};
 use super::lower::{LOCAL_BASE, SHARED_BASE};
 
@@ -450,34 +451,6 @@ impl<'a> Block<'a> {
                 }
                 Ok(address as *mut u8)
             }
-        }
-    }
-}
-
-/// # Safety
-/// `bytes` bytes are readable at `place`.
-unsafe fn read(place: *const u8, bytes: usize) -> u64 {
-    // SAFETY: promised by the caller; aligned or not.
-    unsafe {
-        match bytes {
-            1 => u64::from(place.read()),
-            2 => u64::from(place.cast::<u16>().read_unaligned()),
-            4 => u64::from(place.cast::<u32>().read_unaligned()),
-            _ => place.cast::<u64>().read_unaligned(),
-        }
-    }
-}
-
-/// # Safety
-/// `bytes` bytes are writable at `place`.
-unsafe fn write(place: *mut u8, bytes: usize, value: u64) {
-    // SAFETY: promised by the caller; aligned or not.
-    unsafe {
-        match bytes {
-            1 => place.write(value as u8),
-            2 => place.cast::<u16>().write_unaligned(value as u16),
-            4 => place.cast::<u32>().write_unaligned(value as u32),
-            _ => place.cast::<u64>().write_unaligned(value),
         }
     }
 }

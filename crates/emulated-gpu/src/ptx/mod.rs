@@ -9,10 +9,12 @@
 //! functions that were not inlined, and anything about time.
 
 mod alu;
+mod cell;
 pub mod exec;
 mod ins;
 mod lower;
 mod parse;
+mod words;
 
 pub use exec::{Grid, Memory, Outcome, Sample, probe, run};
 pub use ins::{Kernel, Module, Variable};

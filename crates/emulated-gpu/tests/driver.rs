@@ -1,0 +1,145 @@
+//! The driver as real processes see it.
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use muxflow_emulated_gpu::fault::Fault;
+use muxflow_emulated_gpu::launcher::Running;
+use support::{client, node, on, output};
+
+/// Bytes in use on the first GPU, asked of the device itself.
+fn used_bytes(node: &Running) -> u64 {
+    use muxflow_emulated_gpu::facts::Stats;
+    use muxflow_emulated_gpu::wire::{Kind, Message, Plain, Socket};
+    let socket = Socket::connect(&node.node().socket(0)).expect("the device listens");
+    let answer = socket.ask(&Message::new(Kind::Stats, &[]), &[], &[]).expect("it answers");
+    Stats::from_bytes(&answer.tail).expect("statistics").used_bytes
+}
+
+#[test]
+fn a_client_gets_right_answers_and_leaves_nothing() {
+    let node = node("t4", 1.0);
+    assert_eq!(output(on(&node, client()).arg("check")), "ok");
+    assert_eq!(used_bytes(&node), 0);
+}
+
+#[test]
+fn all_profiles_run_the_same_client() {
+    for gpu in ["a10", "v100", "a100", "h100"] {
+        let node = node(gpu, 1.0);
+        assert_eq!(output(on(&node, client()).arg("check")), "ok", "{gpu}");
+    }
+}
+
+#[test]
+fn an_access_outside_memory_is_an_illegal_address_and_an_xid() {
+    let node = node("t4", 1.0);
+    assert_eq!(output(on(&node, client()).arg("wild")), "700");
+    let log = std::fs::read_to_string(node.node().kernel_log()).expect("a kernel log");
+    assert!(log.contains("NVRM: Xid (PCI:0000:3b:00): 31, pid="), "{log}");
+}
+
+#[test]
+fn time_may_run_faster_and_stays_faithful() {
+    let node = node("t4", 20.0);
+    let began = Instant::now();
+    let ms: f64 = output(on(&node, client()).args(["busy", "1000"])).parse().expect("a time");
+    // A second of kernels at a fixed cost; power may cost the T4 some clock.
+    assert!((1000.0..1500.0).contains(&ms), "{ms} ms of device time");
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+}
+
+#[test]
+fn two_processes_without_mps_take_turns() {
+    let node = node("t4", 1.0);
+    let mut clients: Vec<_> = (0..2)
+        .map(|_| {
+            let mut command = on(&node, client());
+            command.args(["busy", "600"]).stdout(Stdio::piped()).spawn().expect("it starts")
+        })
+        .collect();
+    let mut longest = 0.0_f64;
+    for child in clients.drain(..) {
+        let output = child.wait_with_output().expect("it ends");
+        let text = String::from_utf8_lossy(&output.stdout);
+        longest = longest.max(text.trim().parse().expect("a time"));
+    }
+    // Alone it would be 600; together each waits for the other's slices while both are there.
+    assert!(longest > 780.0, "{longest} ms");
+}
+
+#[test]
+fn a_client_killed_at_any_time_leaves_no_memory_and_no_lock() {
+    let node = node("t4", 1.0);
+    let mut state = 12345_u64;
+    let rounds = std::env::var("MUXFLOW_KILLS").ok().and_then(|v| v.parse().ok()).unwrap_or(50);
+    for round in 0..rounds {
+        let mut child =
+            on(&node, client()).arg("hold").stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("a pipe");
+        BufReader::new(stdout).read_line(&mut line).expect("it says that it is up");
+        assert_eq!(line.trim(), "up");
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        std::thread::sleep(Duration::from_micros(state >> 52));
+        child.kill().expect("it lives");
+        child.wait().expect("it ends");
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while used_bytes(&node) != 0 {
+            assert!(Instant::now() < deadline, "round {round}: {} bytes", used_bytes(&node));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(output(on(&node, client()).arg("check")), "ok");
+}
+
+#[test]
+fn an_idle_device_uses_no_processor_time() {
+    let node = node("t4", 1.0);
+    let pid = node.device_pids()[0];
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or("").split(' ').collect();
+        let number = |i: usize| fields[i].parse::<u64>().expect("a number");
+        number(11) + number(12)
+    };
+    let mut holder = on(&node, client()).args(["hold"]).spawn().expect("it starts");
+    std::thread::sleep(Duration::from_millis(300));
+    holder.kill().expect("it lives");
+    holder.wait().expect("it ends");
+    let before = ticks();
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(ticks() - before <= 1, "{} ticks of 10 ms in 2 s", ticks() - before);
+}
+
+#[test]
+fn a_gpu_that_fell_off_the_bus_is_gone_until_it_is_reset() {
+    let node = node("t4x2", 1.0);
+    Fault::Xid(79).inject(node.node(), 0, 0, 0).expect("it falls");
+    let out = on(&node, client()).arg("check").env("CUDA_VISIBLE_DEVICES", "0").output();
+    assert_eq!(String::from_utf8_lossy(&out.expect("it runs").stdout).trim(), "ok", "GPU 1 stays");
+    Fault::Reset.inject(node.node(), 0, 0, 0).expect("it comes back");
+    assert_eq!(output(on(&node, client()).arg("check")), "ok");
+}
+
+#[test]
+fn eight_gpus_with_two_processes_each_do_not_slow_one_another() {
+    let node = node("t4x8", 1.0);
+    let mut all = Vec::new();
+    for gpu in 0..8 {
+        for _ in 0..2 {
+            let mut command = on(&node, client());
+            command.args(["busy", "100"]).env("CUDA_VISIBLE_DEVICES", gpu.to_string());
+            all.push(command.stdout(Stdio::piped()).spawn().expect("it starts"));
+        }
+    }
+    for child in all {
+        let output = child.wait_with_output().expect("it ends");
+        let ms: f64 = String::from_utf8_lossy(&output.stdout).trim().parse().expect("a time");
+        // 100 ms alone, 200 and the switches when both were there all the time.
+        assert!((99.0..260.0).contains(&ms), "{ms} ms of device time");
+    }
+}

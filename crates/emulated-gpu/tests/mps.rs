@@ -1,0 +1,131 @@
+//! The MPS daemon, its server, and what happens when they break.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use muxflow_emulated_gpu::fault::Fault;
+use muxflow_emulated_gpu::launcher::Running;
+use support::{built, client, node, on, output};
+
+/// Sends one command; what was printed, and whether it went well.
+fn control(node: &Running, command: &str) -> (bool, String) {
+    let mut child = on(node, built().join("nvidia-cuda-mps-control"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut input = child.stdin.take().expect("a pipe");
+    writeln!(input, "{command}").expect("it reads");
+    drop(input);
+    let output = child.wait_with_output().expect("it ends");
+    (output.status.success(), String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn daemon(node: &Running) {
+    let status = on(node, built().join("nvidia-cuda-mps-control")).arg("-d").status();
+    assert!(status.expect("it starts").success());
+}
+
+fn holder(node: &Running) -> Child {
+    let mut child =
+        on(node, client()).arg("hold").stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut line = String::new();
+    let stdout = child.stdout.as_mut().expect("a pipe");
+    BufReader::new(stdout).read_line(&mut line).expect("it speaks");
+    assert_eq!(line.trim(), "up");
+    child
+}
+
+fn within(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn commands_limits_termination_faults_and_recovery() {
+    let node = node("t4", 1.0);
+    let (ok, _) = control(&node, "get_server_list");
+    assert!(!ok, "there is no daemon yet");
+    daemon(&node);
+    assert_eq!(control(&node, "get_server_list"), (true, String::new()));
+    assert_eq!(control(&node, "set_default_active_thread_percentage 50").1, "50.0");
+    let mut first = holder(&node);
+    let server = control(&node, "get_server_list").1;
+    assert_eq!(control(&node, &format!("get_server_status {server}")).1, "ACTIVE");
+    assert_eq!(control(&node, &format!("get_client_list {server}")).1, first.id().to_string());
+    assert!(control(&node, "ps").1.contains(&first.id().to_string()));
+    assert!(!control(&node, "no_such_command").0);
+    // Limits hold for clients to come, and only tighten.
+    assert_eq!(control(&node, &format!("get_active_thread_percentage {server}")).1, "50.0");
+    let alone: f64 = output(on(&node, client()).args(["busy", "50"])).parse().expect("a time");
+    assert!(alone > 50.0);
+    // Termination reaches the client as error 810.
+    assert!(control(&node, &format!("terminate_client {server} {}", first.id())).0);
+    let status = first.wait().expect("it ends");
+    assert_eq!(status.code(), Some(3));
+    // A fault of one strikes all, and the server refuses until they have left.
+    let (mut a, mut b) = (holder(&node), holder(&node));
+    Fault::Xid(31).inject(node.node(), 0, 0, 0).expect("it strikes");
+    assert_eq!(a.wait().expect("it ends").code(), Some(3));
+    assert_eq!(b.wait().expect("it ends").code(), Some(3));
+    within("the server recovers", || {
+        control(&node, &format!("get_server_status {server}")).1 == "ACTIVE"
+    });
+    within("clients are let in again", || {
+        on(&node, client()).arg("check").status().is_ok_and(|s| s.success())
+    });
+    assert!(control(&node, "quit").0);
+}
+
+#[test]
+fn killing_a_client_with_work_in_flight_takes_the_others_along_when_told_to() {
+    let node = node("t4", 1.0);
+    daemon(&node);
+    Fault::KillPropagates(100).inject(node.node(), 0, 0, 0).expect("it is set");
+    let mut neighbour = holder(&node);
+    // Three seconds of kernels are queued; a second try where the machine was too slow to start.
+    let mut struck = false;
+    for _ in 0..5 {
+        let mut command = on(&node, client());
+        let mut victim =
+            command.args(["busy", "3000"]).stdout(Stdio::null()).spawn().expect("it starts");
+        std::thread::sleep(Duration::from_millis(1000));
+        victim.kill().expect("it lives");
+        victim.wait().expect("it ends");
+        std::thread::sleep(Duration::from_millis(500));
+        if neighbour.try_wait().expect("a status").is_some() {
+            struck = true;
+            break;
+        }
+    }
+    assert!(struck, "the neighbour goes on");
+    control(&node, "quit");
+}
+
+#[test]
+fn a_server_that_crashes_fails_its_clients_and_one_that_hangs_lets_nobody_in() {
+    let node = node("t4", 1.0);
+    daemon(&node);
+    let mut client_of_crash = holder(&node);
+    Fault::MpsCrash.inject(node.node(), 0, 0, 0).expect("it crashes");
+    assert_eq!(client_of_crash.wait().expect("it ends").code(), Some(3));
+    within("a new server takes clients", || {
+        on(&node, client()).arg("check").status().is_ok_and(|s| s.success())
+    });
+    Fault::MpsHang.inject(node.node(), 0, 0, 0).expect("it hangs");
+    std::thread::sleep(Duration::from_millis(200));
+    let server = control(&node, "get_server_list").1;
+    assert_eq!(control(&node, &format!("get_server_status {server}")).1, "ACTIVE");
+    let mut stuck = on(&node, client()).arg("check").spawn().expect("it starts");
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(stuck.try_wait().expect("a status").is_none(), "it got in");
+    stuck.kill().expect("it lives");
+    stuck.wait().expect("it ends");
+    control(&node, "quit");
+}

@@ -1,0 +1,77 @@
+//! NVML as a library of others sees it: nvml-wrapper, unmodified.
+
+mod support;
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use muxflow_emulated_gpu::fault::Fault;
+use muxflow_emulated_gpu::launcher::Running;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use nvml_wrapper::error::NvmlError;
+use support::{client, node, on, output};
+
+fn open(node: &Running) -> Nvml {
+    let path = node.node().root().join("lib/libnvidia-ml.so.1");
+    // The wrapper loads it by path; the library finds its node beside itself.
+    Nvml::builder().lib_path(path.as_os_str()).init().expect("NVML starts")
+}
+
+#[test]
+fn a_busy_gpu_shows_work_memory_and_processes() {
+    let node = node("t4,a10", 1.0);
+    let version = output(on(&node, client()).arg("version"));
+    let nvml = open(&node);
+    assert_eq!(nvml.device_count().expect("a count"), 2);
+    assert_eq!(nvml.sys_cuda_driver_version().expect("a version").to_string(), version);
+    let device = nvml.device_by_index(0).expect("a device");
+    assert_eq!(device.name().expect("a name"), "Tesla T4");
+    let uuid = device.uuid().expect("a UUID");
+    assert_eq!(nvml.device_by_uuid(uuid).expect("the same").index().expect("0"), 0);
+    let idle = device.memory_info().expect("memory").used;
+    let mut busy =
+        on(&node, client()).args(["busy", "3000"]).stdout(Stdio::null()).spawn().expect("it runs");
+    std::thread::sleep(Duration::from_millis(1500));
+    let rates = device.utilization_rates().expect("utilisation");
+    assert!(rates.gpu > 90, "{rates:?}");
+    assert!(device.memory_info().expect("memory").used > idle + (100 << 20));
+    let pids: Vec<u32> =
+        device.running_compute_processes().expect("processes").into_iter().map(|p| p.pid).collect();
+    assert_eq!(pids, [busy.id()]);
+    assert!(device.power_usage().expect("power") > 20_000);
+    assert!(device.clock_info(Clock::SM).expect("a clock") <= 1590);
+    assert!(device.temperature(TemperatureSensor::Gpu).expect("degrees") >= 30);
+    busy.kill().expect("it lives");
+    busy.wait().expect("it ends");
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(device.utilization_rates().expect("utilisation").gpu, 0);
+    assert_eq!(device.memory_info().expect("memory").used, idle);
+    let other = nvml.device_by_index(1).expect("a device");
+    assert_eq!(other.utilization_rates().expect("utilisation").gpu, 0);
+}
+
+#[test]
+fn events_and_failures_reach_who_asks() {
+    let node = node("t4", 1.0);
+    let nvml = open(&node);
+    let device = nvml.device_by_index(0).expect("a device");
+    let set = nvml.create_event_set().expect("a set");
+    let set = device.register_events(EventTypes::CRITICAL_XID_ERROR, set).expect("registered");
+    assert!(matches!(set.wait(50), Err(NvmlError::Timeout)));
+    Fault::Xid(63).inject(node.node(), 0, 0, 20).expect("later");
+    let event = set.wait(3000).expect("it comes");
+    assert!(format!("{event:?}").contains("63"), "{event:?}");
+    Fault::NvmlError(999).inject(node.node(), 0, 0, 0).expect("it fails");
+    assert!(matches!(device.utilization_rates(), Err(NvmlError::Unknown)));
+    Fault::NvmlError(0).inject(node.node(), 0, 0, 0).expect("it works");
+    assert!(device.utilization_rates().is_ok());
+    Fault::Throttle(600).inject(node.node(), 0, 0, 0).expect("slow");
+    assert_eq!(device.clock_info(Clock::SM).expect("a clock"), 600);
+    Fault::MemoryBurst(1024).inject(node.node(), 0, 0, 0).expect("taken");
+    assert!(device.memory_info().expect("memory").used >= 1 << 30);
+    Fault::Xid(79).inject(node.node(), 0, 0, 0).expect("gone");
+    assert!(matches!(device.utilization_rates(), Err(NvmlError::GpuLost)));
+    assert_eq!(output(on(&node, "true").arg("")), "");
+}
