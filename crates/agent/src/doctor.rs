@@ -126,8 +126,13 @@ fn host() -> Finding {
 fn directories(config: &AgentConfig) -> Vec<Finding> {
     let writable = |subject: &str, dir: &PathBuf| {
         let probe = dir.join(format!(".doctor-{}", std::process::id()));
+        let existed = dir.exists();
         let tried = std::fs::create_dir_all(dir).and_then(|()| std::fs::write(&probe, ""));
         drop(std::fs::remove_file(&probe));
+        if !existed {
+            // Only looked: the agent makes it when it starts.
+            drop(std::fs::remove_dir(dir));
+        }
         match tried {
             Ok(()) => good(subject, dir.display().to_string()),
             Err(error) => found(
@@ -140,7 +145,8 @@ fn directories(config: &AgentConfig) -> Vec<Finding> {
     };
     let mut all = vec![writable("state directory", &config.state_dir)];
     let run = writable("run directory", &config.run_dir);
-    let in_memory = is_memory_file_system(&config.run_dir);
+    let there = config.run_dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    let in_memory = is_memory_file_system(there);
     all.push(if run.grade == Grade::Good && !in_memory {
         found(
             "run directory",
@@ -168,7 +174,7 @@ fn is_memory_file_system(dir: &Path) -> bool {
 }
 
 fn interposer(path: &Path) -> Finding {
-    let remedy = "build it with `cargo build --release -p muxflow-xcuda` and set `interposer` to libxcuda.so";
+    let remedy = "build it with `cargo build --profile xcuda -p muxflow-xcuda` and set `interposer` to libxcuda.so";
     match std::fs::read(path) {
         Err(error) => {
             found("interposer", Grade::Bad, format!("{}: {error}", path.display()), remedy)
