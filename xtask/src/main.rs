@@ -10,6 +10,7 @@ mod bench;
 mod calibrate;
 mod ci;
 mod codegen;
+mod kubernetes;
 mod soak;
 mod tidy;
 
@@ -47,6 +48,9 @@ enum Task {
     /// Long forms of the tests that kill processes: clients of an emulated GPU, and 200 processes
     /// of one job three times.
     Soak(soak::SoakArgs),
+    /// A real Kubernetes control plane for tests and for trying things.
+    #[command(subcommand)]
+    Kubernetes(kubernetes::Action),
     /// House rules: crate edges, module docs, file lengths, words, links.
     Tidy,
 }
@@ -58,6 +62,7 @@ fn main() -> anyhow::Result<()> {
         Task::Ci => ci::run(),
         Task::Codegen { check } => codegen::run(check),
         Task::Soak(args) => soak::run(&args),
+        Task::Kubernetes(action) => kubernetes::run(action),
         Task::Tidy => tidy::run(),
     }
 }

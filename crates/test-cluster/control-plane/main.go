@@ -1,0 +1,61 @@
+// Command kubernetes is etcd and the control plane of Kubernetes in one program, for tests.
+//
+// One program is linked once where four would be linked four times. The first argument names the part
+// to run, and the rest goes to it unchanged:
+//
+//	kubernetes etcd --data-dir …
+//	kubernetes kube-apiserver --etcd-servers …
+//
+// With EXIT_WITH_STDIN=1 the program ends when its standard input is closed, so that no part outlives
+// the test that started it, however that test ends.
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	"go.etcd.io/etcd/server/v3/etcdmain"
+	"k8s.io/component-base/cli"
+	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+
+	_ "k8s.io/component-base/metrics/prometheus/clientgo"
+	_ "k8s.io/component-base/metrics/prometheus/version"
+)
+
+// parts are the programs inside, by the name under which Kubernetes ships them.
+var parts = map[string]func() *cobra.Command{
+	"kube-apiserver":          apiserver.NewAPIServerCommand,
+	"kube-controller-manager": controllermanager.NewControllerManagerCommand,
+	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
+}
+
+func exitWithStdin() {
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	os.Exit(3)
+}
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: kubernetes etcd|kube-apiserver|kube-controller-manager|kube-scheduler [flags]")
+		os.Exit(2)
+	}
+	if os.Getenv("EXIT_WITH_STDIN") == "1" {
+		go exitWithStdin()
+	}
+	part := os.Args[1]
+	os.Args = append([]string{part}, os.Args[2:]...)
+	if part == "etcd" {
+		etcdmain.Main(os.Args)
+		return
+	}
+	command, known := parts[part]
+	if !known {
+		fmt.Fprintf(os.Stderr, "kubernetes: no part named %q\n", part)
+		os.Exit(2)
+	}
+	os.Exit(cli.Run(command()))
+}

@@ -1,0 +1,89 @@
+//! A real Kubernetes for tests: etcd, API server, controller manager and scheduler of a current
+//! version, built from Go modules and started on free ports with throw-away certificates.
+//!
+//! A mock of the API server agrees with whoever wrote it. Optimistic locking, watches that expire,
+//! eviction under a PodDisruptionBudget, RBAC and schema checks are what breaks schedulers, so the
+//! tests run against the program that does them. [`program`] finds or builds it, [`pki`] makes the
+//! certificates, [`cluster`] starts, restarts and stops the parts.
+//!
+//! Absent on purpose: no client (tests bring their own), no kubelet and no container runtime (nodes
+//! are objects that a test writes), nothing installed on the machine.
+
+pub mod cluster;
+pub mod pki;
+pub mod program;
+mod ready;
+
+use std::path::PathBuf;
+
+pub use cluster::{Cluster, Lifetime, Part};
+
+/// Why there is no cluster.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The program is not there and cannot be built here.
+    #[error(
+        "no Kubernetes to test against: {why}. Install Go 1.21 or later with access to the Go module proxy, or set {} to a program built by `cargo xtask kubernetes build`",
+        program::PROGRAM_VARIABLE
+    )]
+    Unavailable {
+        /// What is missing.
+        why: String,
+    },
+    /// The build ran and failed.
+    #[error("building Kubernetes failed ({status}):\n{output}")]
+    Build {
+        /// How it ended.
+        status: String,
+        /// The end of what it said.
+        output: String,
+    },
+    /// A file or folder.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// A certificate.
+    #[error("cannot make the certificate of {subject}")]
+    Certificate {
+        /// Whose.
+        subject: String,
+        /// The reason.
+        source: rcgen::Error,
+    },
+    /// A part that does not come up.
+    #[error("{part} is not ready after {waited_s} s; the end of {}:\n{output}", log.display())]
+    NotReady {
+        /// Which one.
+        part: &'static str,
+        /// How long was waited.
+        waited_s: u64,
+        /// Its log.
+        log: PathBuf,
+        /// The end of its log.
+        output: String,
+    },
+}
+
+/// What a test does when there is no cluster: with `CI=true` it fails, otherwise it says loudly that
+/// it was skipped, and why.
+///
+/// # Panics
+/// With `CI=true`, and when the build itself is broken.
+#[expect(clippy::print_stderr, reason = "a skipped test must be seen")]
+pub fn skip_or_fail(test: &str, error: &Error) {
+    let ci = std::env::var("CI").is_ok_and(|v| v == "true");
+    assert!(!ci && matches!(error, Error::Unavailable { .. }), "{test}: {error}");
+    eprintln!("\n*** SKIPPED {test}: {error}\n");
+}
+
+/// The last lines of a text.
+fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}

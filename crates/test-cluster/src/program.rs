@@ -1,0 +1,139 @@
+//! Finds the program that holds all parts, or builds it.
+//!
+//! The build is a Go module (`control-plane/`) that requires `k8s.io/kubernetes` and replaces the
+//! parts that Kubernetes keeps in its own tree by their published modules. The result is kept under
+//! a name that depends on that module's files, so that a change of version is a new build and the
+//! old one stays usable for other checkouts that share the cache.
+
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::{Error, tail};
+
+/// Names a program that is already built.
+pub const PROGRAM_VARIABLE: &str = "MUXFLOW_KUBERNETES_PROGRAM";
+/// Names a folder in which builds are kept, to share it between checkouts.
+pub const CACHE_VARIABLE: &str = "MUXFLOW_KUBERNETES_CACHE";
+/// The version that `control-plane/go.mod` requires; the API server reports it.
+pub const VERSION: &str = "v1.36.3";
+
+const SOURCES: [(&str, &str); 3] = [
+    ("go.mod", include_str!("../control-plane/go.mod")),
+    ("go.sum", include_str!("../control-plane/go.sum")),
+    ("main.go", include_str!("../control-plane/main.go")),
+];
+
+/// The folder in which builds are kept.
+pub fn cache() -> PathBuf {
+    match std::env::var_os(CACHE_VARIABLE) {
+        Some(folder) => folder.into(),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/k8s"),
+    }
+}
+
+/// Where the build of these sources is, or will be.
+pub fn built() -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    SOURCES.hash(&mut hasher);
+    cache().join("bin").join(format!("kubernetes-{VERSION}-{:016x}", hasher.finish()))
+}
+
+/// The program: the one that is named, the one in the cache, or a new build. Waits while another
+/// process builds the same.
+pub fn find_or_build() -> Result<PathBuf, Error> {
+    if let Some(named) = std::env::var_os(PROGRAM_VARIABLE) {
+        let path = PathBuf::from(named);
+        if !path.is_file() {
+            let why = format!("{PROGRAM_VARIABLE} names {}, which is no file", path.display());
+            return Err(Error::Unavailable { why });
+        }
+        return Ok(path);
+    }
+    let program = built();
+    if program.is_file() {
+        return Ok(program);
+    }
+    let folder = cache().join("bin");
+    fs::create_dir_all(&folder).map_err(file("create", &folder))?;
+    let lock_path = folder.join("build.lock");
+    let lock = File::create(&lock_path).map_err(file("create", &lock_path))?;
+    lock.lock().map_err(file("lock", &lock_path))?;
+    if !program.is_file() {
+        build(&program)?;
+    }
+    Ok(program)
+}
+
+fn build(program: &Path) -> Result<(), Error> {
+    let go = Command::new("go").arg("version").stderr(Stdio::null()).output();
+    if !go.is_ok_and(|o| o.status.success()) {
+        return Err(Error::Unavailable { why: "`go version` does not run".to_owned() });
+    }
+    let source = cache().join("src");
+    fs::create_dir_all(&source).map_err(file("create", &source))?;
+    for (name, text) in SOURCES {
+        let path = source.join(name);
+        fs::write(&path, text).map_err(file("write", &path))?;
+    }
+    go_in(&source, &["mod", "download"]).map_err(|e| match e {
+        Error::Build { output, .. } => {
+            Error::Unavailable { why: format!("the Go modules cannot be downloaded: {output}") }
+        }
+        other => other,
+    })?;
+    let version =
+        |name: &str, value: &str| format!("-X k8s.io/component-base/version.{name}={value}");
+    let mut numbers = VERSION.trim_start_matches('v').split('.');
+    let linker = format!(
+        "-s -w {} {} {}",
+        version("gitVersion", VERSION),
+        version("gitMajor", numbers.next().unwrap_or_default()),
+        version("gitMinor", numbers.next().unwrap_or_default())
+    );
+    // A name of its own until it is whole: a build that is killed leaves no program that looks done.
+    let partial = program.with_extension("partial");
+    let output = partial.to_string_lossy();
+    go_in(&source, &["build", "-p", "2", "-trimpath", "-ldflags", &linker, "-o", &output, "."])?;
+    fs::rename(&partial, program).map_err(file("rename", &partial))
+}
+
+fn go_in(folder: &Path, arguments: &[&str]) -> Result<(), Error> {
+    let output = Command::new("nice")
+        .args(["-n", "10", "go"])
+        .args(arguments)
+        .current_dir(folder)
+        .env("CGO_ENABLED", "0")
+        .env("GOCACHE", cache().join("gocache"))
+        .env("GOFLAGS", "-buildvcs=false -mod=readonly")
+        .env("GOTOOLCHAIN", "auto")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(file("start", Path::new("go")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    Err(Error::Build { status: output.status.to_string(), output: tail(&text, 20) })
+}
+
+fn file(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::File { action, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_the_one_that_the_module_requires() {
+        let module = SOURCES[0].1;
+        assert!(module.contains(&format!("k8s.io/kubernetes {VERSION}\n")), "{VERSION}");
+        let parts = VERSION.replacen("v1.", "v0.", 1);
+        for line in module.lines().filter(|l| l.contains("=>")) {
+            assert!(line.ends_with(&parts), "{line}: not {parts}");
+        }
+    }
+}
