@@ -1,0 +1,21 @@
+//! The same brain's sensors and actuators on a Kubernetes cluster.
+//!
+//! [`resource`] has the custom resources through which the agents tell what their GPUs are like,
+//! [`scheduler`] turns them and the pods into a snapshot, lets `policy` plan it and carries the plan
+//! out, [`manifest`] writes what is to be installed, and [`mod@connect`] makes clients. [`names`] lists every
+//! name used.
+//!
+//! Absent on purpose: no cluster protocol of its own, no decisions (they are in `policy`), no state
+//! that cannot be rebuilt from the API server.
+
+#![deny(unsafe_code)]
+
+pub mod connect;
+mod error;
+pub mod manifest;
+pub mod names;
+mod quantity;
+pub mod resource;
+pub mod scheduler;
+
+pub use error::Error;

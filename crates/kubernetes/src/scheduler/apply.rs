@@ -1,0 +1,264 @@
+//! Sends the requests of a cycle, and believes the API server's answer rather than the plan.
+//!
+//! Every request names the pod's uid, so that a pod that was deleted and created again under the same
+//! name is never hit. A refusal is an ordinary answer: somebody was faster, or a disruption budget
+//! says no. The next cycle sees what came of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
+use kube::Client;
+use kube::api::{
+    Api, DeleteParams, EvictParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions,
+};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use muxflow_types::GpuId;
+use serde_json::json;
+
+use super::decide::Action;
+use super::pods::PodName;
+use super::snapshot::Assumed;
+
+/// How many requests are under way at once.
+const PARALLEL: usize = 16;
+
+/// Sends requests as long as this replica may act.
+pub(crate) struct Hands {
+    client: Client,
+    recorder: Recorder,
+    /// What each pod was last told, so that nothing is told twice. Lost on a restart; then the pod's
+    /// own condition says what it was told.
+    told: BTreeMap<String, String>,
+}
+
+/// What a cycle did.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub(crate) struct Outcome {
+    /// Bindings that were made.
+    pub(crate) bound: Vec<(PodName, Assumed)>,
+    /// Evictions that were accepted.
+    pub(crate) evicted: usize,
+    /// Requests that were refused or failed; worth another cycle soon.
+    pub(crate) failed: usize,
+}
+
+enum Answer {
+    Bound(PodName, Assumed),
+    Evicted,
+    Told(String, String),
+    Nothing,
+    Failed,
+}
+
+impl std::fmt::Debug for Hands {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hands").field("told", &self.told.len()).finish_non_exhaustive()
+    }
+}
+
+impl Hands {
+    pub(crate) fn new(client: Client, identity: &str) -> Self {
+        let reporter = Reporter {
+            controller: "muxflow-scheduler".to_owned(),
+            instance: Some(identity.to_owned()),
+        };
+        Hands { recorder: Recorder::new(client.clone(), reporter), client, told: BTreeMap::new() }
+    }
+
+    /// Sends all requests, none after `until`, each with at most `patience` for its answer.
+    pub(crate) async fn apply(
+        &mut self,
+        actions: Vec<Action>,
+        pods: &[Arc<Pod>],
+        until: Instant,
+        patience: Duration,
+    ) -> Outcome {
+        let by_uid: BTreeMap<&str, &Arc<Pod>> =
+            pods.iter().filter_map(|p| Some((p.metadata.uid.as_deref()?, p))).collect();
+        let living: BTreeSet<&str> = by_uid.keys().copied().collect();
+        self.told.retain(|uid, _| living.contains(uid.as_str()));
+        let this = &*self;
+        let by_uid = &by_uid;
+        let answers: Vec<Answer> = futures::stream::iter(actions)
+            .map(|action| async move {
+                if Instant::now() >= until {
+                    return Answer::Failed; // Another replica may act by now.
+                }
+                let request = this.send(action, by_uid);
+                match tokio::time::timeout(patience, request).await {
+                    Ok(answer) => answer,
+                    Err(_) => {
+                        tracing::warn!(?patience, "a request was not answered in time");
+                        Answer::Failed
+                    }
+                }
+            })
+            .buffer_unordered(PARALLEL)
+            .collect()
+            .await;
+        let mut outcome = Outcome::default();
+        for answer in answers {
+            match answer {
+                Answer::Bound(pod, assumed) => outcome.bound.push((pod, assumed)),
+                Answer::Evicted => outcome.evicted += 1,
+                Answer::Told(uid, note) => {
+                    self.told.insert(uid, note);
+                }
+                Answer::Nothing => {}
+                Answer::Failed => outcome.failed += 1,
+            }
+        }
+        outcome
+    }
+
+    async fn send(&self, action: Action, pods: &BTreeMap<&str, &Arc<Pod>>) -> Answer {
+        match action {
+            Action::Bind { pod, node, gpu, annotations } => {
+                self.bind(pod, node, gpu, annotations).await
+            }
+            Action::Evict { pod, reason, note } => self.evict(pod, reason, note).await,
+            Action::Wait { pod, note } => {
+                let before = pods.get(pod.uid.as_str()).and_then(|p| waiting_message(p));
+                self.tell_waiting(pod, note, before).await
+            }
+            Action::Held { pod, note } => {
+                if self.told.get(&pod.uid) == Some(&note) {
+                    return Answer::Nothing;
+                }
+                self.event(&pod, EventType::Normal, "NotMoved", "Reschedule", &note).await;
+                Answer::Told(pod.uid, note)
+            }
+        }
+    }
+
+    async fn bind(
+        &self,
+        pod: PodName,
+        node: String,
+        gpu: GpuId,
+        annotations: BTreeMap<String, String>,
+    ) -> Answer {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+        let binding = Binding {
+            metadata: ObjectMeta {
+                name: Some(pod.name.clone()),
+                namespace: Some(pod.namespace.clone()),
+                uid: Some(pod.uid.clone()),
+                annotations: Some(annotations),
+                ..ObjectMeta::default()
+            },
+            target: ObjectReference {
+                kind: Some("Node".to_owned()),
+                name: Some(node.clone()),
+                ..ObjectReference::default()
+            },
+        };
+        let answer: Result<serde_json::Value, _> =
+            api.create_subresource("binding", &pod.name, &PostParams::default(), &binding).await;
+        match answer {
+            Ok(_) => {
+                let note = format!("bound to GPU {gpu} on node {node}");
+                self.event(&pod, EventType::Normal, "Scheduled", "Binding", &note).await;
+                Answer::Bound(pod, Assumed { node, gpu })
+            }
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
+                tracing::info!(
+                    pod = pod.path(),
+                    answer = status.message,
+                    "the pod is bound or gone already"
+                );
+                Answer::Nothing
+            }
+            Err(error) => {
+                tracing::warn!(pod = pod.path(), node, %error, "the binding failed");
+                Answer::Failed
+            }
+        }
+    }
+
+    async fn evict(&self, pod: PodName, reason: &'static str, note: String) -> Answer {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+        let preconditions = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
+        let parameters = EvictParams {
+            delete_options: Some(DeleteParams {
+                preconditions: Some(preconditions),
+                ..DeleteParams::default()
+            }),
+            post_options: PostParams::default(),
+        };
+        match api.evict(&pod.name, &parameters).await {
+            Ok(_) => {
+                self.event(&pod, EventType::Normal, reason, "Evicting", &note).await;
+                Answer::Evicted
+            }
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Answer::Nothing,
+            Err(kube::Error::Api(status)) if status.code == 429 => {
+                let note = format!("{note}; not evicted yet: {}", status.message);
+                self.event(&pod, EventType::Warning, "EvictionRefused", "Evicting", &note).await;
+                Answer::Failed
+            }
+            Err(error) => {
+                tracing::warn!(pod = pod.path(), %error, "the eviction failed");
+                Answer::Failed
+            }
+        }
+    }
+
+    async fn tell_waiting(&self, pod: PodName, note: String, before: Option<String>) -> Answer {
+        if self.told.get(&pod.uid).or(before.as_ref()) == Some(&note) {
+            return Answer::Nothing;
+        }
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+        let patch = json!({
+            "metadata": {"uid": pod.uid},
+            "status": {"conditions": [{
+                "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": note,
+            }]},
+        });
+        let patched =
+            api.patch_status(&pod.name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
+        match patched {
+            Ok(_) => {
+                self.event(&pod, EventType::Warning, "FailedScheduling", "Scheduling", &note).await;
+                Answer::Told(pod.uid, note)
+            }
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Answer::Nothing,
+            Err(error) => {
+                tracing::warn!(pod = pod.path(), %error, "the pod could not be told why it waits");
+                Answer::Failed
+            }
+        }
+    }
+
+    async fn event(&self, pod: &PodName, type_: EventType, reason: &str, action: &str, note: &str) {
+        let subject = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            name: Some(pod.name.clone()),
+            namespace: Some(pod.namespace.clone()),
+            uid: Some(pod.uid.clone()),
+            ..ObjectReference::default()
+        };
+        let mut note = note.to_owned();
+        note.truncate(note.floor_char_boundary(1000));
+        let event = Event {
+            type_,
+            reason: reason.to_owned(),
+            note: Some(note),
+            action: action.to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = self.recorder.publish(&event, &subject).await {
+            tracing::warn!(pod = pod.path(), %error, "an event could not be written");
+        }
+    }
+}
+
+fn waiting_message(pod: &Pod) -> Option<String> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let own = conditions.iter().find(|c| c.type_ == "PodScheduled" && c.status == "False")?;
+    own.message.clone()
+}

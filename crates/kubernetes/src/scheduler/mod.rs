@@ -1,0 +1,287 @@
+//! The scheduler: watches, plans, binds and evicts, as long as it holds the lease.
+//!
+//! A cycle reads the watches into a snapshot, lets the planner of `policy` plan it, checks the plan,
+//! and sends what follows from it. Between two reschedulings only waiting jobs are planned, onto GPUs
+//! that are free, and jobs on GPUs in danger are evicted; each interval, everything is planned anew.
+//! All state is in the cluster. What is kept here between two cycles is only what the watches have
+//! not shown yet.
+
+mod apply;
+mod constraint;
+mod decide;
+mod lease;
+mod pods;
+mod snapshot;
+mod watches;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use muxflow_policy::cluster::{Parameters, Planner, lint};
+use muxflow_predictor::ConservativeRule;
+use muxflow_types::{ClusterPlan, Micros};
+use tokio::sync::watch;
+
+use self::apply::{Hands, Outcome};
+use self::lease::Claim;
+use self::snapshot::{Assembled, Assumed, View, assemble};
+use self::watches::Watches;
+use crate::Error;
+
+/// What an operator may set.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Pods with this `schedulerName` are ours.
+    pub scheduler: String,
+    /// Where the lease is.
+    pub namespace: String,
+    /// This replica, as the lease names it.
+    pub identity: String,
+    /// How long a dead leader blocks the others.
+    pub lease: Duration,
+    /// How long changes are gathered before a cycle.
+    pub settle: Duration,
+    /// A GPU whose agent has been silent for longer takes nothing new.
+    pub stale_after: Duration,
+    /// The planner's own settings, the interval of rescheduling included.
+    pub parameters: Parameters,
+}
+
+impl Settings {
+    /// The defaults, for a replica of this name.
+    pub fn new(namespace: &str, identity: &str) -> Self {
+        Settings {
+            scheduler: crate::names::SCHEDULER.to_owned(),
+            namespace: namespace.to_owned(),
+            identity: identity.to_owned(),
+            lease: Duration::from_secs(15),
+            settle: Duration::from_millis(500),
+            stale_after: Duration::from_secs(60),
+            parameters: Parameters::default(),
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let bad =
+            |setting, problem: &str| Err(Error::Setting { setting, problem: problem.to_owned() });
+        if self.lease < Duration::from_secs(1) {
+            return bad("lease", "must be at least 1 s");
+        }
+        if self.identity.is_empty() {
+            return bad("identity", "must not be empty; replicas are told apart by it");
+        }
+        if self.scheduler.is_empty() {
+            return bad("scheduler", "must not be empty; write the schedulerName of the pods");
+        }
+        Ok(())
+    }
+}
+
+/// The name of the lease.
+pub const LEASE: &str = "muxflow-scheduler";
+/// How long the first lists may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A cycle runs at least this often: a status grows old without any change.
+const TICK: Duration = Duration::from_secs(5);
+/// When to try again what was refused.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Runs until `stop` is done; then gives the lease back.
+pub async fn run(
+    client: Client,
+    settings: Settings,
+    stop: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    settings.check()?;
+    let planner = Planner::new(settings.parameters.clone())?;
+    let (tell, mut valid) = watch::channel(None);
+    let (end, ended) = watch::channel(false);
+    let claim =
+        Claim::new(client.clone(), &settings.namespace, LEASE, &settings.identity, settings.lease);
+    let tending = tokio::spawn(tend(claim, tell, ended));
+    let leading = async {
+        loop {
+            while valid.borrow_and_update().is_none() {
+                if valid.changed().await.is_err() {
+                    return Ok(());
+                }
+            }
+            tracing::info!(identity = settings.identity, "this replica leads");
+            Leader::new(&client, &settings, &planner).await?.lead(&mut valid).await?;
+            tracing::warn!(identity = settings.identity, "this replica no longer leads");
+        }
+    };
+    let result = tokio::select! {
+        result = leading => result,
+        () = stop => Ok(()),
+    };
+    // Nothing is sent any more; only now may the lease go.
+    let _ = end.send_replace(true);
+    if let Err(error) = tending.await {
+        tracing::warn!(%error, "the task that tends the lease ended badly");
+    }
+    result
+}
+
+/// Keeps the lease, or tries to get it, and tells until when it is ours.
+async fn tend(
+    mut claim: Claim,
+    tell: watch::Sender<Option<Instant>>,
+    mut ended: watch::Receiver<bool>,
+) {
+    loop {
+        let period = claim.period();
+        match tokio::time::timeout(period * 2, claim.tend()).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "the lease could not be tended"
+            ),
+            Err(_) => tracing::warn!("the lease could not be tended in time"),
+        }
+        let until = claim.valid_until();
+        tell.send_if_modified(|now| std::mem::replace(now, until) != until);
+        tokio::select! {
+            () = tokio::time::sleep(period) => {}
+            _ = ended.changed() => break,
+        }
+    }
+    claim.release().await;
+}
+
+/// One replica while it leads.
+struct Leader<'a> {
+    settings: &'a Settings,
+    planner: &'a Planner,
+    watches: Watches,
+    hands: Hands,
+    assumed: BTreeMap<String, Assumed>,
+}
+
+impl<'a> Leader<'a> {
+    async fn new(
+        client: &Client,
+        settings: &'a Settings,
+        planner: &'a Planner,
+    ) -> Result<Self, Error> {
+        Ok(Leader {
+            settings,
+            planner,
+            watches: Watches::open(client, PATIENCE).await?,
+            hands: Hands::new(client.clone(), &settings.identity),
+            assumed: BTreeMap::new(),
+        })
+    }
+
+    /// Runs cycles until the lease is lost.
+    async fn lead(mut self, valid: &mut watch::Receiver<Option<Instant>>) -> Result<(), Error> {
+        let interval = Duration::from_micros(self.settings.parameters.interval.0);
+        let mut reschedule_at = Instant::now() + interval;
+        let changed = self.watches.changed.clone();
+        let mut wait = Duration::ZERO;
+        loop {
+            tokio::select! {
+                () = changed.notified() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+            tokio::time::sleep(self.settings.settle).await;
+            let Some(until) = current(valid) else { return Ok(()) };
+            let reschedule = Instant::now() >= reschedule_at;
+            if reschedule {
+                reschedule_at = Instant::now() + interval;
+            }
+            let outcome = self.cycle(reschedule, until).await?;
+            wait = if outcome.failed > 0 { RETRY } else { TICK };
+            wait = wait.min(reschedule_at.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    async fn cycle(&mut self, reschedule: bool, until: Instant) -> Result<Outcome, Error> {
+        let started = Instant::now();
+        let pods = self.watches.pods.state();
+        self.forget_what_is_shown(&pods);
+        let world = self.view(reschedule, &pods);
+        if world.pods.is_empty() && world.refused.is_empty() && world.doubled.is_empty() {
+            return Ok(Outcome::default());
+        }
+        let (jobs, gpus) = (world.snapshot.jobs.len(), world.snapshot.gpus.len());
+        let Some((world, plan)) = self.plan(world).await? else { return Ok(Outcome::default()) };
+        let planned = started.elapsed();
+        let actions = decide::decide(world, &plan);
+        let outcome = self.hands.apply(actions, &pods, until, self.settings.lease / 3).await;
+        for (pod, assumed) in &outcome.bound {
+            self.assumed.insert(pod.uid.clone(), assumed.clone());
+        }
+        tracing::info!(
+            jobs,
+            gpus,
+            reschedule,
+            bound = outcome.bound.len(),
+            evicted = outcome.evicted,
+            failed = outcome.failed,
+            plan_ms = planned.as_secs_f64() * 1e3,
+            cycle_ms = started.elapsed().as_secs_f64() * 1e3,
+            "a cycle"
+        );
+        Ok(outcome)
+    }
+
+    fn view(&self, reschedule: bool, pods: &[std::sync::Arc<Pod>]) -> Assembled {
+        assemble(&View {
+            at: pods::micros(jiff::Timestamp::now()),
+            scheduler: &self.settings.scheduler,
+            stale_after: Micros(
+                u64::try_from(self.settings.stale_after.as_micros()).unwrap_or(u64::MAX),
+            ),
+            reschedule,
+            pods,
+            nodes: &self.watches.nodes.state(),
+            gpus: &self.watches.gpus.state(),
+            profiles: &self.watches.profiles.state(),
+            jobs: &self.watches.jobs.state(),
+            assumed: &self.assumed,
+        })
+    }
+
+    /// Plans off the runtime's threads. `None` when the plan breaks its own rules: then nothing of it
+    /// is carried out.
+    async fn plan(&self, world: Assembled) -> Result<Option<(Assembled, ClusterPlan)>, Error> {
+        let planner = self.planner.clone();
+        let planning = tokio::task::spawn_blocking(move || {
+            let plan = planner.plan(&world.snapshot, &ConservativeRule)?;
+            let findings = lint(&world.snapshot, &plan, planner.parameters());
+            Ok::<_, Error>((world, plan, findings))
+        });
+        let (world, plan, findings) = match planning.await {
+            Ok(planned) => planned?,
+            Err(error) => {
+                tracing::error!(%error, "the planner broke down; nothing is changed");
+                return Ok(None);
+            }
+        };
+        for finding in &findings {
+            tracing::error!(%finding, "the plan breaks a rule and is not carried out");
+        }
+        Ok(findings.is_empty().then_some((world, plan)))
+    }
+
+    /// Drops assumptions that the watch has caught up with: the pod is shown bound, or not at all.
+    fn forget_what_is_shown(&mut self, pods: &[std::sync::Arc<Pod>]) {
+        if self.assumed.is_empty() {
+            return;
+        }
+        let waiting: std::collections::BTreeSet<&str> = pods
+            .iter()
+            .filter(|p| pods::node(p).is_none())
+            .filter_map(|p| p.metadata.uid.as_deref())
+            .collect();
+        self.assumed.retain(|uid, _| waiting.contains(uid.as_str()));
+    }
+}
+
+/// Until when this replica may act, by the lease as it is now.
+fn current(valid: &mut watch::Receiver<Option<Instant>>) -> Option<Instant> {
+    (*valid.borrow_and_update()).filter(|until| *until > Instant::now())
+}

@@ -1,0 +1,198 @@
+//! What breaks in real clusters, broken on purpose.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use muxflow_kubernetes::resource::State;
+use muxflow_kubernetes::scheduler::LEASE;
+use muxflow_test_cluster::Part;
+use serde_json::{Value, json};
+
+use crate::Stage;
+use crate::world::{NAMESPACE, Scheduler, World, settings, wait};
+
+/// A scheduler in a process of its own.
+struct Process(Child);
+
+impl Process {
+    fn start(stage: &Stage, identity: &str) -> Self {
+        let log =
+            std::fs::File::create(stage.cluster.folder().join(format!("{identity}.log"))).unwrap();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .arg("scheduler")
+            .arg(stage.cluster.kubeconfig())
+            .arg(identity)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Process(child)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+async fn field(world: &World, nodes: u32, gpus_each: u32) {
+    for n in 0..nodes {
+        world.node(&format!("n{n}"), json!({}), json!({})).await;
+        for g in 0..gpus_each {
+            world.gpu(&format!("GPU-{n}-{g}"), &format!("n{n}"), 20).await;
+        }
+    }
+}
+
+fn leases(stage: &Stage) -> Api<Lease> {
+    Api::namespaced(stage.client.clone(), NAMESPACE)
+}
+
+async fn holder(leases: &Api<Lease>) -> Option<String> {
+    leases.get_opt(LEASE).await.unwrap()?.spec?.holder_identity
+}
+
+fn all_apart(places: &BTreeMap<String, (String, String)>) {
+    let gpus: BTreeSet<&String> = places.values().map(|(_, gpu)| gpu).collect();
+    assert_eq!(gpus.len(), places.len(), "two pods on one GPU: {places:?}");
+}
+
+/// The leader dies while it binds. Each pod is bound once and none is forgotten.
+pub(crate) async fn leader_killed(stage: &mut Stage) {
+    let world = stage.world.clone();
+    let leases = leases(stage);
+    drop(leases.delete(LEASE, &DeleteParams::default()).await);
+    const PODS: usize = 48;
+    field(&world, 8, 8).await;
+    let mut first = Process::start(stage, "first");
+    wait("the first leads", || async { (holder(&leases).await? == "first").then_some(()) }).await;
+    let _second = Process::start(stage, "second");
+    // The uid of each pod's node, as the watch of the whole scenario saw it: a second binding shows.
+    for n in 0..PODS {
+        world.pod(&format!("p{n}"), json!({}), json!({})).await;
+        if world.places().await.len() >= PODS / 4 && n < PODS {
+            break;
+        }
+    }
+    let created = world.pods.list(&ListParams::default()).await.unwrap().items.len();
+    first.0.kill().unwrap();
+    first.0.wait().unwrap();
+    let killed = Instant::now();
+    for n in created..PODS {
+        world.pod(&format!("p{n}"), json!({}), json!({})).await;
+    }
+    let before = world.places().await;
+    let after = world.wait_for_places(PODS).await;
+    let took = killed.elapsed();
+    assert!(before.len() < PODS, "the leader was too fast to be killed in the middle");
+    for (pod, place) in &before {
+        assert_eq!(after[pod], *place, "{pod} was bound again");
+    }
+    all_apart(&after);
+    assert_eq!(holder(&leases).await.as_deref(), Some("second"));
+    let bindings = stage.cluster.folder().join("second.log");
+    assert!(took < Duration::from_secs(30), "{took:?}; see {}", bindings.display());
+}
+
+/// Somebody takes the lease away. The replica stops, and leads again when the thief is silent.
+pub(crate) async fn lease_stolen(stage: &mut Stage) {
+    let world = stage.world.clone();
+    let leases = leases(stage);
+    drop(leases.delete(LEASE, &DeleteParams::default()).await);
+    field(&world, 1, 2).await;
+    let scheduler = Scheduler::start(stage.client.clone(), settings("honest"));
+    world.pod("before", json!({}), json!({})).await;
+    world.wait_for_places(1).await;
+    let stolen = json!({"spec": {"holderIdentity": "thief"}});
+    leases.patch(LEASE, &PatchParams::default(), &Patch::Merge(stolen)).await.unwrap();
+    // Within two thirds of the lease's length the replica knows, or stops by its own clock.
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    world.pod("during", json!({}), json!({})).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(world.places().await.len(), 1, "a replica without the lease bound a pod");
+    world.wait_for_places(2).await;
+    assert_eq!(holder(&leases).await.as_deref(), Some("honest"));
+    scheduler.stop().await;
+    assert_eq!(holder(&leases).await, None, "the lease was not given back");
+}
+
+/// Others bind pods, delete them and write GPUs while the scheduler works.
+pub(crate) async fn rivals(stage: &mut Stage) {
+    let world = stage.world.clone();
+    field(&world, 4, 8).await;
+    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    let writer = tokio::spawn({
+        let world = world.clone();
+        async move {
+            for round in 0..4 {
+                for n in 0..4 {
+                    for g in 0..8 {
+                        world.report(&format!("GPU-{n}-{g}"), State::Healthy, 20 + round).await;
+                    }
+                }
+            }
+        }
+    });
+    for n in 0..24 {
+        let name = format!("p{n}");
+        world.pod(&name, json!({}), json!({})).await;
+        match n % 4 {
+            // Bound by hand to a node, with no GPU: no longer ours to place.
+            1 => bind_by_hand(&world.pods, &name).await,
+            // Created again under the same name: the old uid must not be bound.
+            2 => {
+                drop(world.pods.delete(&name, &DeleteParams::default().grace_period(0)).await);
+                wait("the old one gone", || async {
+                    world.pods.get_opt(&name).await.unwrap().is_none().then_some(())
+                })
+                .await;
+                world.pod(&name, json!({}), json!({})).await;
+            }
+            _ => {}
+        }
+    }
+    writer.await.unwrap();
+    wait("every pod on a node", || async {
+        let pods = world.pods.list(&ListParams::default()).await.unwrap().items;
+        let bound = pods.iter().filter(|p| p.spec.as_ref().is_some_and(|s| s.node_name.is_some()));
+        (bound.count() == 24).then_some(())
+    })
+    .await;
+    all_apart(&world.places().await);
+    scheduler.stop().await;
+}
+
+async fn bind_by_hand(pods: &Api<Pod>, name: &str) {
+    let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name},
+        "target": {"kind": "Node", "name": "n0"}});
+    // The scheduler may have been faster.
+    let answer: Result<Value, _> =
+        pods.create_subresource("binding", name, &PostParams::default(), &binding).await;
+    drop(answer);
+}
+
+/// The API server dies and comes back: all watches drop, the lease cannot be renewed.
+pub(crate) async fn api_server_restarts(stage: &mut Stage) {
+    let world = stage.world.clone();
+    field(&world, 2, 4).await;
+    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    world.pod("before", json!({}), json!({})).await;
+    let before = world.wait_for_places(1).await;
+    stage.cluster.kill_part(Part::ApiServer);
+    tokio::time::sleep(Duration::from_secs(5)).await; // Longer than the lease.
+    tokio::task::block_in_place(|| stage.cluster.start_part(Part::ApiServer)).unwrap();
+    for n in 0..4 {
+        world.pod(&format!("after{n}"), json!({}), json!({})).await;
+    }
+    let after = world.wait_for_places(5).await;
+    assert_eq!(after["before"], before["before"]);
+    all_apart(&after);
+    scheduler.stop().await;
+}

@@ -1,0 +1,136 @@
+//! The scheduler against a real API server: etcd, API server and controller manager of a current
+//! Kubernetes, with nodes and GPUs that the scenarios write.
+//!
+//! One control plane serves all scenarios, one after the other; so this is a program of its own and
+//! not a set of `#[test]`s. `cargo xtask kubernetes test overlimit` runs those whose name contains a word. Called with `scheduler`, the program is a scheduler: the one that a
+//! scenario kills.
+
+#![expect(clippy::unwrap_used, reason = "a test; without libtest the lint does not know")]
+
+mod faults;
+mod install;
+mod placing;
+mod world;
+
+use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt as _;
+use futures::future::LocalBoxFuture;
+use kube::Client;
+use muxflow_test_cluster::Cluster;
+
+use world::{FakeKubelet, World};
+
+/// What a scenario gets.
+pub(crate) struct Stage {
+    pub(crate) cluster: Cluster,
+    pub(crate) client: Client,
+    pub(crate) world: World,
+}
+
+/// The scenarios run only when this is set: the first build of the control plane takes minutes.
+const OPT_IN: &str = "MUXFLOW_KUBERNETES_TESTS";
+
+type Scenario = for<'a> fn(&'a mut Stage) -> LocalBoxFuture<'a, ()>;
+
+const SCENARIOS: &[(&str, Scenario)] = &[
+    ("the_definitions_refuse_nonsense", |s| install::definitions(s).boxed_local()),
+    ("gpus_print_as_a_table", |s| install::table(s).boxed_local()),
+    ("a_job_takes_the_best_gpu", |s| placing::best_gpu(s).boxed_local()),
+    ("jobs_run_are_evicted_on_overlimit_and_finish", |s| placing::overlimit(s).boxed_local()),
+    ("constraints_are_kept_and_named", |s| placing::constraints(s).boxed_local()),
+    ("only_pods_that_come_back_are_moved", |s| placing::moving(s).boxed_local()),
+    ("a_budget_delays_an_eviction", |s| placing::budget(s).boxed_local()),
+    ("a_gpu_held_twice_is_repaired", |s| placing::doubled(s).boxed_local()),
+    ("the_leader_is_killed", |s| faults::leader_killed(s).boxed_local()),
+    ("the_lease_is_stolen", |s| faults::lease_stolen(s).boxed_local()),
+    ("rivals_write_at_the_same_time", |s| faults::rivals(s).boxed_local()),
+    ("the_api_server_restarts", |s| faults::api_server_restarts(s).boxed_local()),
+    ("the_rights_are_exactly_those_used", |s| install::rights(s).boxed_local()),
+];
+
+#[expect(clippy::print_stdout, reason = "a test program reports on its output")]
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // RUST_LOG=info shows what the schedulers do.
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::new(
+            std::env::var("RUST_LOG").unwrap_or_else(|_| "off".to_owned()),
+        ))
+        .with_writer(std::io::stderr)
+        .init();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    if let [word, kubeconfig, identity] = arguments.as_slice()
+        && word == "scheduler"
+    {
+        runtime.block_on(be_a_scheduler(kubeconfig.into(), identity));
+        return ExitCode::SUCCESS;
+    }
+    if arguments.iter().any(|a| a == "--list") {
+        for (name, _) in SCENARIOS {
+            println!("{name}: test");
+        }
+        return ExitCode::SUCCESS;
+    }
+    let chosen: Vec<_> = {
+        let words: Vec<&String> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
+        let wanted =
+            |name: &str| words.is_empty() || words.iter().any(|w| name.contains(w.as_str()));
+        SCENARIOS.iter().filter(|(name, _)| wanted(name)).collect()
+    };
+    if chosen.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    if std::env::var_os(OPT_IN).is_none() {
+        println!(
+            "\n*** NOT RUN: {} scenarios on a real Kubernetes control plane; run them with `cargo xtask kubernetes test` or set {OPT_IN}=1\n",
+            chosen.len()
+        );
+        return ExitCode::SUCCESS;
+    }
+    let started = Instant::now();
+    let cluster = match Cluster::start() {
+        Ok(cluster) => cluster,
+        Err(error) => {
+            muxflow_test_cluster::skip_or_fail("the tests on a Kubernetes cluster", &error);
+            return ExitCode::SUCCESS;
+        }
+    };
+    println!("control plane up after {:.1} s", started.elapsed().as_secs_f64());
+    let failed = runtime.block_on(run_all(cluster, &chosen));
+    println!("{} scenarios, {} failed: {failed:?}", chosen.len(), failed.len());
+    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[expect(clippy::print_stdout, reason = "a test program reports on its output")]
+async fn run_all(cluster: Cluster, chosen: &[&(&'static str, Scenario)]) -> Vec<&'static str> {
+    let client = world::client(&cluster.kubeconfig()).await;
+    let mut stage = Stage { world: World::new(&client), client, cluster };
+    install::install(&stage).await;
+    let mut failed = Vec::new();
+    for (name, scenario) in chosen {
+        let started = Instant::now();
+        stage.world.clean().await;
+        let kubelet = FakeKubelet::start(stage.client.clone());
+        let limit = Duration::from_secs(180);
+        let run =
+            AssertUnwindSafe(tokio::time::timeout(limit, scenario(&mut stage))).catch_unwind();
+        let ok = matches!(run.await, Ok(Ok(())));
+        drop(kubelet);
+        let word = if ok { "ok" } else { "FAILED" };
+        println!("test {name} ... {word} ({:.1} s)", started.elapsed().as_secs_f64());
+        if !ok {
+            failed.push(*name);
+        }
+    }
+    failed
+}
+
+async fn be_a_scheduler(kubeconfig: PathBuf, identity: &str) {
+    let client = world::client(&kubeconfig).await;
+    let forever = std::future::pending();
+    muxflow_kubernetes::scheduler::run(client, world::settings(identity), forever).await.unwrap();
+}

@@ -1,0 +1,199 @@
+//! Where jobs go, when they leave, and what they are told.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use muxflow_kubernetes::names;
+use muxflow_kubernetes::resource::State;
+use muxflow_kubernetes::scheduler::Settings;
+use muxflow_types::{Micros, Percent};
+use serde_json::json;
+
+use crate::Stage;
+use crate::world::{NAMESPACE, Scheduler, owner, set_phase, settings, wait};
+
+pub(crate) async fn best_gpu(stage: &mut Stage) {
+    let world = &stage.world;
+    world.node("n1", json!({}), json!({})).await;
+    world.gpu("GPU-small", "n1", 8).await;
+    world.gpu("GPU-large", "n1", 30).await;
+    world.gpu("GPU-sick", "n1", 40).await;
+    world.report("GPU-sick", State::Unhealthy, 40).await;
+    world.pod("only", json!({"annotations": {names::MEMORY: "4GiB"}}), json!({})).await;
+    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    let places = world.wait_for_places(1).await;
+    assert_eq!(places["only"], ("n1".to_owned(), "GPU-large".to_owned()));
+    let pod = world.pods.get("only").await.unwrap();
+    let annotations = pod.metadata.annotations.unwrap();
+    assert_eq!(annotations[names::SHARE], "30/40");
+    assert!(annotations[names::QUOTA].parse::<u64>().unwrap() <= 8 << 30);
+    assert!(world.wait_for_event("only", "Scheduled").await.contains("GPU-large"));
+    scheduler.stop().await;
+}
+
+pub(crate) async fn overlimit(stage: &mut Stage) {
+    let world = &stage.world;
+    for n in ["n1", "n2"] {
+        world.node(n, json!({}), json!({})).await;
+    }
+    for (gpu, node, share) in [("GPU-a", "n1", 30), ("GPU-b", "n1", 30), ("GPU-c", "n2", 30)] {
+        world.gpu(gpu, node, share).await;
+    }
+    world.job("train", 3).await;
+    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    let places = world.wait_for_places(3).await;
+    let gpus: BTreeSet<&String> = places.values().map(|(_, gpu)| gpu).collect();
+    assert_eq!(gpus.len(), 3, "{places:?}");
+    wait("all pods running", || async {
+        let pods = world.pods.list(&ListParams::default().fields("status.phase=Running")).await;
+        (pods.unwrap().items.len() == 3).then_some(())
+    })
+    .await;
+    let (victim, _) = places.iter().find(|(_, (_, gpu))| gpu == "GPU-b").unwrap();
+    world.report("GPU-b", State::Overlimit, 0).await;
+    let note = world.wait_for_event(victim, "GpuOverlimit").await;
+    assert!(note.contains("GPU-b"), "{note}");
+    let successor = wait("the evicted pod gone and another waiting", || async {
+        let pods = world.pods.list(&ListParams::default()).await.unwrap().items;
+        let names: Vec<String> = pods.iter().filter_map(|p| p.metadata.name.clone()).collect();
+        (!names.contains(victim)).then(|| names.into_iter().find(|n| !places.contains_key(n)))?
+    })
+    .await;
+    let told = world.wait_for_message(&successor, "Healthy").await;
+    assert!(told.contains("none of the 1"), "{told}");
+    world.report("GPU-b", State::Healthy, 30).await;
+    let after = world.wait_for_places(3).await;
+    assert_eq!(after[&successor].1, "GPU-b");
+    for name in after.keys() {
+        set_phase(&world.pods, name, "Succeeded").await;
+    }
+    wait("the Job complete", || async {
+        let status = world.jobs.get("train").await.unwrap().status?;
+        assert_eq!(status.failed.unwrap_or(0), 0, "the eviction counted as a failure");
+        let done = status.conditions?.iter().any(|c| c.type_ == "Complete" && c.status == "True");
+        done.then_some(())
+    })
+    .await;
+    scheduler.stop().await;
+}
+
+pub(crate) async fn constraints(stage: &mut Stage) {
+    let world = &stage.world;
+    world
+        .node(
+            "tainted",
+            json!({"zone": "a"}),
+            json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]}),
+        )
+        .await;
+    world.node("plain", json!({"zone": "b"}), json!({})).await;
+    world.gpu("GPU-t", "tainted", 40).await;
+    world.gpu("GPU-p", "plain", 10).await;
+    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    let c = |requests| json!([{"name": "c", "image": "none", "resources": {"limits": {"muxflow.dev/offline": "1"}, "requests": requests}}]);
+    world.pod("elsewhere", json!({}), json!({"nodeSelector": {"zone": "c"}})).await;
+    world.pod("greedy", json!({}), json!({"containers": c(json!({"cpu": "9"}))})).await;
+    world.pod("hungry", json!({"annotations": {names::MEMORY: "12GiB"}}), json!({})).await;
+    world.pod("typed", json!({"annotations": {names::GPU_TYPES: "H100"}}), json!({})).await;
+    world.pod("wrong", json!({"annotations": {names::MEMORY: "much"}}), json!({})).await;
+    let spread = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}]);
+    world.pod("spread", json!({}), json!({"topologySpreadConstraints": spread})).await;
+    world.pod("gated", json!({}), json!({"schedulingGates": [{"name": "later"}]})).await;
+    for (pod, words) in [
+        ("elsewhere", "outside its node selector"),
+        ("greedy", "too little cpu"),
+        ("hungry", "asks for"),
+        ("typed", "type that the job accepts"),
+        ("wrong", "much"),
+        ("spread", "topologySpreadConstraints"),
+    ] {
+        world.wait_for_message(pod, words).await;
+    }
+    assert_eq!(world.places().await.len(), 0);
+    let tolerations = json!([{"key": "gpu", "operator": "Exists"}]);
+    world.pod("tolerant", json!({}), json!({"tolerations": tolerations})).await;
+    assert_eq!(world.wait_for_places(1).await["tolerant"].1, "GPU-t");
+    world.pod("plain", json!({}), json!({})).await;
+    assert_eq!(world.wait_for_places(2).await["plain"].1, "GPU-p");
+    assert!(world.wait_for_event("elsewhere", "FailedScheduling").await.contains("selector"));
+    scheduler.stop().await;
+}
+
+/// Reschedules every second, and takes a restart for nearly free.
+fn restless() -> Settings {
+    let mut settings = settings("a");
+    settings.parameters.interval = Micros::from_secs(1);
+    settings.parameters.restart_cost = Micros(1000);
+    settings.parameters.max_disruption = Percent::FULL;
+    settings
+}
+
+pub(crate) async fn moving(stage: &mut Stage) {
+    let world = &stage.world;
+    world.node("n1", json!({}), json!({})).await;
+    world.gpu("GPU-slow-1", "n1", 4).await;
+    world.gpu("GPU-slow-2", "n1", 4).await;
+    world.pod("bare", json!({}), json!({})).await;
+    let owner = owner(&stage.client).await;
+    world.pod("owned", owner, json!({})).await;
+    let scheduler = Scheduler::start(stage.client.clone(), restless());
+    let before = world.wait_for_places(2).await;
+    for gpu in ["GPU-fast-1", "GPU-fast-2"] {
+        world.gpu(gpu, "n1", 40).await;
+    }
+    let note = world.wait_for_event("owned", "Moved").await;
+    assert!(note.contains("GPU-fast"), "{note}");
+    wait("the owned pod gone", || async {
+        world.pods.get_opt("owned").await.unwrap().is_none().then_some(())
+    })
+    .await;
+    // Three more reschedulings, with two fast GPUs free.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(world.places().await.get("bare"), before.get("bare"));
+    scheduler.stop().await;
+}
+
+pub(crate) async fn budget(stage: &mut Stage) {
+    let world = &stage.world;
+    world.node("n1", json!({}), json!({})).await;
+    world.gpu("GPU-a", "n1", 30).await;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(stage.client.clone(), NAMESPACE);
+    let budget = json!({"metadata": {"name": "b"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "x"}}}});
+    budgets.create(&PostParams::default(), &serde_json::from_value(budget).unwrap()).await.unwrap();
+    world.pod("guarded", json!({"labels": {"app": "x"}}), json!({})).await;
+    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    world.wait_for_places(1).await;
+    wait("the budget counts the pod", || async {
+        let status = budgets.get("b").await.unwrap().status?;
+        (status.current_healthy == 1).then_some(())
+    })
+    .await;
+    world.report("GPU-a", State::Overlimit, 0).await;
+    let note = world.wait_for_event("guarded", "EvictionRefused").await;
+    assert!(note.contains("not evicted yet"), "{note}");
+    assert!(world.pods.get("guarded").await.unwrap().metadata.deletion_timestamp.is_none());
+    budgets.delete("b", &DeleteParams::default()).await.unwrap();
+    world.wait_for_event("guarded", "GpuOverlimit").await;
+    scheduler.stop().await;
+}
+
+/// Two pods that name one GPU, as a scheduler with a wrong clock could have left them.
+pub(crate) async fn doubled(stage: &mut Stage) {
+    let world = &stage.world;
+    world.node("n1", json!({}), json!({})).await;
+    world.gpu("GPU-a", "n1", 30).await;
+    let on = json!({"annotations": {names::GPU: "GPU-a", names::SHARE: "30/40"}});
+    world.pod("first", on.clone(), json!({"nodeName": "n1"})).await;
+    tokio::time::sleep(Duration::from_millis(1100)).await; // Creation times have whole seconds.
+    world.pod("second", on, json!({"nodeName": "n1"})).await;
+    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    assert!(world.wait_for_event("second", "GpuTakenTwice").await.contains("GPU-a"));
+    wait("the second gone", || async {
+        world.pods.get_opt("second").await.unwrap().is_none().then_some(())
+    })
+    .await;
+    assert!(world.pods.get("first").await.unwrap().metadata.deletion_timestamp.is_none());
+    scheduler.stop().await;
+}
