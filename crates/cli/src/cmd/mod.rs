@@ -11,6 +11,7 @@ mod paper;
 mod plan;
 mod predict;
 mod run;
+mod scheduler;
 mod simulate;
 mod trace;
 mod train;
@@ -43,6 +44,7 @@ pub(crate) enum Command {
     /// Make traces of jobs or requests, and show what is in one.
     #[command(subcommand)]
     Trace(trace::TraceCommand),
+    Scheduler(scheduler::SchedulerArgs),
 }
 
 impl Command {
@@ -64,6 +66,7 @@ impl Command {
             Command::Paper(args) => paper::run(args),
             Command::Simulate(args) => simulate::run(args),
             Command::Trace(command) => command.run(),
+            Command::Scheduler(args) => scheduler::run(args),
         }
     }
 }

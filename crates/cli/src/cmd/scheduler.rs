@@ -1,0 +1,78 @@
+//! `muxflow scheduler`: pairs pods with GPUs on a Kubernetes cluster.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use muxflow_kubernetes::connect::connect;
+use muxflow_kubernetes::scheduler::{self, Settings};
+use muxflow_types::Micros;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Schedule pods with `schedulerName: muxflow` on a Kubernetes cluster.
+#[derive(Debug, Args)]
+pub(crate) struct SchedulerArgs {
+    /// How to reach the cluster; without it KUBECONFIG, ~/.kube/config or the pod's account.
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+    /// The schedulerName of the pods to place.
+    #[arg(long, default_value = muxflow_kubernetes::names::SCHEDULER)]
+    scheduler_name: String,
+    /// The namespace of the lease by which replicas agree who acts.
+    #[arg(long, env = "MUXFLOW_NAMESPACE", default_value = "muxflow")]
+    namespace: String,
+    /// The name of this replica; in a pod, the name of the pod.
+    #[arg(long, env = "MUXFLOW_IDENTITY")]
+    identity: Option<String>,
+    /// Seconds after which another replica takes over from a dead one.
+    #[arg(long, default_value_t = 15, value_name = "SECONDS")]
+    lease: u64,
+    /// Seconds between two plans that may move running jobs.
+    #[arg(long, default_value_t = 900, value_name = "SECONDS")]
+    interval: u64,
+    /// Seconds after which a GPU whose agent is silent takes no new job.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    stale_after: u64,
+}
+
+/// Runs until SIGINT or SIGTERM.
+pub(crate) fn run(args: SchedulerArgs) -> anyhow::Result<ExitCode> {
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
+                tracing_subscriber::EnvFilter::new("muxflow_kubernetes=info,warn")
+            }),
+        )
+        .with_writer(std::io::stderr)
+        .init();
+    let mut settings = Settings::new(&args.namespace, &args.identity.unwrap_or_else(unique_name));
+    settings.scheduler = args.scheduler_name;
+    settings.lease = Duration::from_secs(args.lease);
+    settings.stale_after = Duration::from_secs(args.stale_after);
+    settings.parameters.interval = Micros::from_secs(args.interval);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen to SIGINT")?;
+        let mut terminate = signal(SignalKind::terminate()).context("cannot listen to SIGTERM")?;
+        let stop = async move {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        };
+        let client = connect(args.kubeconfig.as_deref()).await?;
+        scheduler::run(client, settings, stop).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// A name that no other replica has: the machine's, and this process's id.
+fn unique_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}-{}", host.trim(), std::process::id())
+}
