@@ -25,19 +25,19 @@ pub enum Kind {
     Hello = 1,
     /// [bytes, 1 when managed] more memory.
     Allocate = 2,
-    /// [bytes] less memory.
+    /// `[bytes]` less memory.
     Free = 3,
     /// Gets [free, total, own use].
     MemoryInfo = 4,
     /// [+1 or -1] contexts.
     Context = 5,
-    /// [client id] whose heap file is wanted.
+    /// `[client id]` whose heap file is wanted.
     OpenHeap = 6,
     /// Gets a [`crate::facts::Stats`].
     Stats = 7,
     /// Gets the processes, as [`crate::facts::Process`] one after the other.
     Processes = 8,
-    /// [mask of events] to be sent from now on as they happen.
+    /// `[mask of events]` to be sent from now on as they happen.
     Subscribe = 9,
     /// Sent by the device: [kind, data, time].
     Event = 10,
@@ -47,11 +47,11 @@ pub enum Kind {
     Server = 12,
     /// MPS server to device: [client pid] must be thrown out.
     Terminate = 13,
-    /// [what, value]: settings such as power limit or compute mode.
+    /// `[what, value]`: settings such as power limit or compute mode.
     Set = 14,
     /// Gets a short history of utilisation: [which counter].
     Samples = 15,
-    /// [pid] of a parent whose connection a forked child must not use: unused by the device.
+    /// `[pid]` of a parent whose connection a forked child must not use: unused by the device.
     Ping = 16,
 }
 

@@ -4,7 +4,7 @@
 //! assignment problem of up to 20,000 by 20,000, full of near ties, that must be solved in seconds
 //! and to the optimum, because anything less cannot be told from a mistake.
 //!
-//! - [`solve`] takes a matrix ([`Dense`], or [`Streamed`] from a closure) and returns a [`Matching`].
+//! - [`solve()`] takes a matrix ([`Dense`], or [`Streamed`] from a closure) and returns a [`Matching`].
 //! - [`solve_classes`] takes a matrix between classes and the number of members of each.
 //! - [`verify`] and [`verify_flow`] check a result against the weights, by its dual prices, with
 //!   code that shares nothing with the solver.
