@@ -39,41 +39,50 @@ fn skip(what: &str, why: &str) {
     eprintln!("SKIPPED {what}: {why}");
 }
 
-/// A Python with some packages, installed once under the target directory.
-fn python(name: &str, packages: &[&str]) -> Option<PathBuf> {
+/// The Python clients, pinned and installed at once, so that no test changes a package that another
+/// one is running.
+const PACKAGES: [&str; 5] = [
+    "cuda-bindings==13.4.4",
+    "nvidia-cuda-nvrtc==13.4.92",
+    "numba-cuda[cu13]==0.30.4",
+    "nvidia-ml-py==13.615.71",
+    "numpy==2.4.6",
+];
+
+/// A Python with the clients in it, made once under the target directory.
+fn python() -> Option<&'static Path> {
+    static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
+    PATH.get_or_init(|| match install() {
+        Ok(python) => Some(python),
+        Err(why) => {
+            skip("the Python clients", &why);
+            None
+        }
+    })
+    .as_deref()
+}
+
+fn install() -> Result<PathBuf, String> {
     let root = build::target().join("clients");
     let venv = root.join("venv");
-    let marker = root.join(format!("{name}.installed"));
-    std::fs::create_dir_all(&root).expect("target/clients");
-    let lock = std::fs::File::create(root.join("lock")).expect("a lock");
-    lock.lock().expect("the lock");
-    if !marker.exists() {
-        let made = venv.join("bin/pip").exists()
-            || Command::new("python3")
-                .args(["-m", "venv"])
-                .arg(&venv)
-                .status()
-                .is_ok_and(|s| s.success());
-        let pip = Command::new(venv.join("bin/pip"))
+    let marker = root.join("installed");
+    std::fs::create_dir_all(&root).map_err(|e| format!("{}: {e}", root.display()))?;
+    let lock = std::fs::File::create(root.join("lock")).map_err(|e| e.to_string())?;
+    lock.lock().map_err(|e| e.to_string())?;
+    let wanted = PACKAGES.join("\n");
+    if !std::fs::read_to_string(&marker).is_ok_and(|have| have == wanted) {
+        let run = |command: &mut Command| match command.output() {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr))),
+            Err(error) => Err(format!("{command:?}: {error}")),
+        };
+        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
+        run(Command::new(venv.join("bin/pip"))
             .args(["install", "-q", "--disable-pip-version-check"])
-            .args(packages)
-            .output();
-        match pip {
-            Ok(output) if made && output.status.success() => {
-                std::fs::write(&marker, packages.join("\n")).expect("the marker");
-            }
-            Ok(output) => {
-                let text = String::from_utf8_lossy(&output.stderr).into_owned();
-                skip(name, &format!("pip could not install {packages:?}: {}", text.trim()));
-                return None;
-            }
-            Err(error) => {
-                skip(name, &format!("no pip: {error}"));
-                return None;
-            }
-        }
+            .args(PACKAGES))?;
+        std::fs::write(&marker, wanted).map_err(|e| e.to_string())?;
     }
-    Some(venv.join("bin/python"))
+    Ok(venv.join("bin/python"))
 }
 
 /// A client on one emulated T4 under the interposer.
@@ -142,24 +151,24 @@ fn script(name: &str) -> String {
     path.to_str().expect("a path in UTF-8").to_owned()
 }
 
-fn python_client(name: &str, packages: &[&str]) {
-    let Some(python) = python(name, packages) else { return };
+fn python_client(name: &str) {
+    let Some(python) = python() else { return };
     whole(&[python.to_str().expect("a path"), &script(&format!("{name}_client.py"))]);
 }
 
 #[test]
 fn cuda_bindings_with_nvrtc() {
-    python_client("bindings", &["cuda-bindings==13.4.4", "nvidia-cuda-nvrtc", "numpy"]);
+    python_client("bindings");
 }
 
 #[test]
 fn numba_cuda() {
-    python_client("numba", &["numba-cuda[cu13]==0.30.4"]);
+    python_client("numba");
 }
 
 #[test]
 fn nvidia_ml_py() {
-    let Some(python) = python("nvml", &["nvidia-ml-py==13.615.71"]) else { return };
+    let Some(python) = python() else { return };
     let client = [python.to_str().expect("a path"), &script("nvml_client.py")];
     let told = run(&client, &["fit", &QUOTA.to_string()]);
     assert_eq!(told.stdout.trim(), "ok", "{}", told.stderr);

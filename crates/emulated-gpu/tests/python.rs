@@ -13,9 +13,9 @@ use support::{built, client, node, on, output};
 const PACKAGES: [&str; 5] = [
     "nvidia-ml-py==13.615.71",
     "cuda-bindings==13.4.4",
-    "nvidia-cuda-nvrtc",
+    "nvidia-cuda-nvrtc==13.4.92",
     "numba-cuda[cu13]==0.30.4",
-    "numpy",
+    "numpy==2.4.6",
 ];
 
 /// Python with the clients in it, made once and kept in the target directory; none when they
