@@ -43,6 +43,34 @@ struct Gpu {
     stop_fast: Arc<AtomicBool>,
 }
 
+/// What a GPU shares, and where its orders go.
+type Ends = (Arc<GpuShared>, Sender<Order>);
+
+/// A way to give orders and to look, for any number of threads.
+#[derive(Debug, Clone)]
+pub struct AgentHandle {
+    gpus: Arc<BTreeMap<String, Ends>>,
+    order: Arc<[String]>,
+}
+
+impl AgentHandle {
+    /// The GPUs, in the order of the driver.
+    pub fn gpus(&self) -> &[String] {
+        &self.order
+    }
+
+    /// What a GPU shares with its loops.
+    pub fn shared(&self, uuid: &str) -> Option<&Arc<GpuShared>> {
+        self.gpus.get(uuid).map(|(shared, _)| shared)
+    }
+
+    /// Gives an order to a GPU.
+    pub fn order(&self, uuid: &str, order: Order) -> Result<()> {
+        let unknown = || AgentError::Unknown { workload: format!("GPU {uuid}") };
+        self.gpus.get(uuid).ok_or_else(unknown)?.1.send(order).map_err(|_| unknown())
+    }
+}
+
 /// A running agent.
 pub struct Agent {
     gpus: BTreeMap<String, Gpu>,
@@ -168,7 +196,7 @@ impl Agent {
         let reader = HostReader::new(Path::new("/proc"));
         tracing::info!(signs = reader.describe(), "host is watched");
         let mut watch = HostWatch::new(config.host);
-        let targets: Vec<(Arc<GpuShared>, Sender<Order>)> =
+        let targets: Vec<Ends> =
             self.gpus.values().map(|g| (Arc::clone(&g.shared), g.orders.clone())).collect();
         let stop = Arc::new(AtomicBool::new(false));
         let inside = Arc::clone(&stop);
@@ -197,6 +225,15 @@ impl Agent {
     /// The GPUs, in the order of the driver.
     pub fn gpus(&self) -> &[String] {
         &self.order
+    }
+
+    /// For other threads.
+    pub fn handle(&self) -> AgentHandle {
+        let both = |gpu: &Gpu| (Arc::clone(&gpu.shared), gpu.orders.clone());
+        AgentHandle {
+            gpus: Arc::new(self.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), both(gpu))).collect()),
+            order: self.order.as_slice().into(),
+        }
     }
 
     /// A GPU by UUID or by its number.
@@ -255,7 +292,7 @@ impl Agent {
 
 /// One job leaves at a time, the one that holds most of the host's memory: the next reading shows
 /// whether that was enough.
-fn relieve(targets: &[(Arc<GpuShared>, Sender<Order>)], cause: &str) {
+fn relieve(targets: &[Ends], cause: &str) {
     let busy = targets
         .iter()
         .filter(|(gpu, _)| gpu.job().is_some_and(|job| !job.stopping.load(Ordering::Acquire)));

@@ -10,6 +10,7 @@
 
 pub mod example;
 pub mod plan;
+pub mod service;
 pub mod snapshot;
 
 use muxflow_types::{IdError, UnitError};

@@ -24,6 +24,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("muxflow-emulated-nvml", &["muxflow-abi", "muxflow-emulated-gpu"]),
     ("muxflow-emulated-dcgm", &["muxflow-abi", "muxflow-emulated-gpu"]),
     ("muxflow-agent", &["muxflow-types", "muxflow-policy", "muxflow-abi"]),
+    ("muxflow-services", &["muxflow-types", "muxflow-api", "muxflow-agent"]),
     (
         "muxflow-kubernetes",
         &[
@@ -61,6 +62,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "muxflow-abi",
             "muxflow-sim",
             "muxflow-agent",
+            "muxflow-services",
             "muxflow-kubernetes",
         ],
     ),

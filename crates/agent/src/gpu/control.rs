@@ -146,6 +146,11 @@ impl ControlLoop {
         self.health.state()
     }
 
+    /// What the service's latency is held against from now on.
+    pub fn set_slo(&mut self, slo: Option<Micros>) {
+        self.health.set_slo(slo);
+    }
+
     /// The slow loop says that the device is gone or back.
     pub fn order(&mut self, now: Micros, order: HealthOrder) -> Option<Transition> {
         let event = match order {
@@ -354,7 +359,7 @@ pub fn run(
     tell: &Sender<(String, Event)>,
     stop: &AtomicBool,
 ) {
-    let tick = params.tick;
+    let (tick, slo_by_law) = (params.tick, params.slo);
     let uuid = shared.facts.uuid.clone();
     let mut laws = ControlLoop::new(params, monitor::now());
     let mut lost_told = false;
@@ -368,6 +373,8 @@ pub fn run(
         }
         let seen = shared.monitor.published();
         let latency = Some(shared.latency_us.load(Ordering::Relaxed)).filter(|us| *us > 0);
+        let slo = Some(shared.slo_us.load(Ordering::Relaxed)).filter(|us| *us > 0);
+        laws.set_slo(slo.map(Micros).or(slo_by_law));
         let job = shared.job();
         let turn = laws.turn(now, &seen, latency.map(Micros), job.as_deref());
         if let Some(transition) = turn.transition {

@@ -245,6 +245,8 @@ pub struct GpuShared {
     pub sms: std::sync::atomic::AtomicU32,
     /// The service's latency; 0 when it reports none.
     pub latency_us: AtomicU64,
+    /// What it is held against; 0 leaves it to the laws.
+    pub slo_us: AtomicU64,
 }
 
 impl GpuShared {
@@ -258,6 +260,7 @@ impl GpuShared {
             status: Mutex::new(status),
             sms: std::sync::atomic::AtomicU32::new(0),
             latency_us: AtomicU64::new(0),
+            slo_us: AtomicU64::new(0),
         }
     }
 

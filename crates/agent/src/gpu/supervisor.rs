@@ -250,8 +250,10 @@ impl Supervisor {
     }
 
     fn read_latency(&mut self) {
+        // Without a file, the latency is told by whoever stands in front of the service.
         let file = self.online.as_ref().and_then(|online| online.latency_file.as_ref());
-        let latency = file.and_then(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
+        let Some(path) = file else { return };
+        let latency = fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
         self.shared.latency_us.store(latency.unwrap_or(0), Ordering::Relaxed);
     }
 

@@ -1,0 +1,53 @@
+//! What can go wrong with a service.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// An operation on services that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// A declaration that cannot be one.
+    #[error("service `{service}`: `{field}` {problem}")]
+    Declaration {
+        /// Which service.
+        service: String,
+        /// Which field.
+        field: &'static str,
+        /// What is wrong, and what to write instead.
+        problem: String,
+    },
+    /// The front's port cannot be had.
+    #[error("service `{service}`: cannot listen on {address}: choose another `port`, or 0 for any")]
+    Listen {
+        /// Which service.
+        service: String,
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// No such service.
+    #[error("there is no service `{service}`; known are: {known}")]
+    Unknown {
+        /// What was asked for.
+        service: String,
+        /// What there is.
+        known: String,
+    },
+    /// The executor refuses.
+    #[error("replica `{replica}` cannot be started or stopped: {reason}")]
+    Executor {
+        /// Which replica.
+        replica: String,
+        /// Why.
+        reason: String,
+    },
+    /// What is remembered of services cannot be read or written.
+    #[error("{}: {reason}", path.display())]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// Why, and what to do.
+        reason: String,
+    },
+}

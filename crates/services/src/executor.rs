@@ -1,0 +1,125 @@
+//! The port through which replicas become processes, and the agent behind it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use muxflow_agent::agent::AgentHandle;
+use muxflow_agent::cgroup::Limits;
+use muxflow_agent::gpu::{OnlineSpec, Order};
+use muxflow_types::{GpuType, HealthState, Micros, ServiceId};
+
+use crate::ServiceError;
+
+/// Where a replica can run: one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The GPU's UUID.
+    pub id: String,
+    /// Its type.
+    pub gpu_type: GpuType,
+    /// The replica that is there, with its process when it runs.
+    pub taken_by: Option<(String, u32)>,
+    /// Whether something new may be put there.
+    pub usable: bool,
+}
+
+/// What a replica is started with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReplicaLaunch {
+    /// Its name, unique on the machine.
+    pub name: String,
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Variables.
+    pub env: BTreeMap<String, String>,
+    /// Where it runs.
+    pub cwd: PathBuf,
+    /// User and group.
+    pub user: Option<(u32, u32)>,
+    /// How long it may take to leave after SIGTERM.
+    pub grace_ms: u64,
+    /// What its latency is held against.
+    pub slo: Option<Micros>,
+}
+
+/// Starts and stops replicas. No call may wait: what was ordered shows in [`Executor::places`] later.
+pub trait Executor: Send + Sync + 'static {
+    /// Every GPU.
+    fn places(&self) -> Vec<Place>;
+    /// Orders a replica to be started and kept alive.
+    fn start(&self, place: &str, launch: &ReplicaLaunch) -> Result<(), ServiceError>;
+    /// Orders the replica on a place to leave. Orders to one place are carried out one after another.
+    fn stop(&self, place: &str, replica: &str) -> Result<(), ServiceError>;
+    /// Tells the latency at the SLO's percentile, as seen in front; none when nobody asks.
+    fn tell_latency(&self, place: &str, latency: Option<Micros>, slo: Option<Micros>);
+}
+
+/// The agent of this machine.
+#[derive(Debug, Clone)]
+pub struct AgentExecutor {
+    agent: AgentHandle,
+}
+
+impl AgentExecutor {
+    /// Orders go to this agent.
+    pub fn new(agent: AgentHandle) -> Self {
+        AgentExecutor { agent }
+    }
+
+    fn order(&self, place: &str, replica: &str, order: Order) -> Result<(), ServiceError> {
+        self.agent.order(place, order).map_err(|error| ServiceError::Executor {
+            replica: replica.to_owned(),
+            reason: error.to_string(),
+        })
+    }
+}
+
+impl Executor for AgentExecutor {
+    fn places(&self) -> Vec<Place> {
+        let all = self.agent.gpus().iter();
+        all.filter_map(|uuid| {
+            let shared = self.agent.shared(uuid)?;
+            let status = shared.status();
+            let taken_by = status.online.as_ref();
+            Some(Place {
+                id: uuid.clone(),
+                gpu_type: shared.facts.gpu_type.clone(),
+                taken_by: taken_by.map(|(name, pid)| (name.as_str().to_owned(), *pid)),
+                usable: status.health != HealthState::Disabled,
+            })
+        })
+        .collect()
+    }
+
+    fn start(&self, place: &str, launch: &ReplicaLaunch) -> Result<(), ServiceError> {
+        let service = ServiceId::new(&launch.name).map_err(|error| ServiceError::Executor {
+            replica: launch.name.clone(),
+            reason: error.to_string(),
+        })?;
+        let spec = OnlineSpec {
+            service,
+            argv: launch.argv.clone(),
+            env: launch.env.clone(),
+            cwd: launch.cwd.clone(),
+            user: launch.user,
+            limits: Limits::default(),
+            latency_file: None,
+            grace_ms: launch.grace_ms,
+        };
+        self.tell_latency(place, None, launch.slo);
+        self.order(place, &launch.name, Order::StartOnline(Box::new(spec)))
+    }
+
+    fn stop(&self, place: &str, replica: &str) -> Result<(), ServiceError> {
+        self.tell_latency(place, None, None);
+        self.order(place, replica, Order::StopOnline)
+    }
+
+    fn tell_latency(&self, place: &str, latency: Option<Micros>, slo: Option<Micros>) {
+        if let Some(shared) = self.agent.shared(place) {
+            shared.slo_us.store(slo.map_or(0, |slo| slo.0), Ordering::Relaxed);
+            shared.latency_us.store(latency.map_or(0, |latency| latency.0), Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! All services of the machine: declared, looked at and removed; remembered over a restart.
+//!
+//! When the manager goes, the services stay: only the fronts close. The next manager finds the
+//! replicas again by what was written down.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use muxflow_api::service::{LatencyView, ReplicaView, ServiceDeclaration, ServiceView};
+use muxflow_types::Micros;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch};
+
+use crate::ServiceError;
+use crate::executor::Executor;
+use crate::front::{Counts, Front};
+use crate::latency::{Histogram, LatencyWindow};
+use crate::pool::WINDOW;
+use crate::service::{self, PlaceBook, Remembered, Service};
+use crate::spec::ServiceSpec;
+
+/// Between two steps of a service.
+const STEP: Duration = Duration::from_millis(50);
+
+enum Order {
+    Declare(Box<(ServiceDeclaration, ServiceSpec)>),
+    Restart,
+    Remove,
+}
+
+struct Entry {
+    orders: mpsc::UnboundedSender<Order>,
+    view: Arc<Mutex<ServiceView>>,
+    front: Arc<Front>,
+    address: SocketAddr,
+    stop_front: watch::Sender<bool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+/// All services.
+pub struct ServiceManager {
+    executor: Arc<dyn Executor>,
+    runtime: Handle,
+    dir: PathBuf,
+    book: PlaceBook,
+    services: Arc<Mutex<BTreeMap<String, Entry>>>,
+}
+
+impl std::fmt::Debug for ServiceManager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServiceManager").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+fn latency_view(recent: &Histogram, window: Micros) -> LatencyView {
+    let ms = |quantile| recent.quantile(quantile).map(|us| us.as_secs_f64() * 1e3);
+    #[expect(clippy::cast_precision_loss, reason = "counts of requests")]
+    let total = recent.total() as f64;
+    LatencyView {
+        p50_ms: ms(0.5),
+        p99_ms: ms(0.99),
+        rate_per_s: total / window.as_secs_f64().max(1e-3),
+        window_s: window.as_secs_f64(),
+    }
+}
+
+fn front_latency(front: &Front) -> LatencyView {
+    let latency = front.latency.lock().unwrap_or_else(PoisonError::into_inner);
+    latency_view(&latency.recent(service::now()), latency.length())
+}
+
+fn view_of(
+    declared: &ServiceDeclaration,
+    address: SocketAddr,
+    service: &Service,
+    front: &Front,
+) -> ServiceView {
+    let window = Micros(WINDOW.0.0 * WINDOW.1 as u64);
+    let replicas = service.replicas().into_iter().map(|(replica, pid)| ReplicaView {
+        name: replica.name.clone(),
+        gpu: replica.place.clone(),
+        state: replica.state().0.to_string(),
+        address: replica.address.to_string(),
+        pid,
+        outstanding: u64::from(replica.outstanding()),
+        latency: latency_view(&replica.recent(), window),
+    });
+    ServiceView {
+        declared: declared.clone(),
+        address: address.to_string(),
+        wanted_replicas: service.wanted(),
+        replicas: replicas.collect(),
+        to_restart: service.restarts_left(),
+        latency: front_latency(front),
+        requests_total: front.counts.requests.load(Ordering::Relaxed),
+        failed_total: front.counts.failed.load(Ordering::Relaxed),
+        retried_total: front.counts.retried.load(Ordering::Relaxed),
+        waiting_for: service.waiting_for().map(str::to_owned),
+    }
+}
+
+impl ServiceManager {
+    /// Takes up what an earlier manager left in `dir`.
+    pub fn start(
+        executor: Arc<dyn Executor>,
+        dir: &Path,
+        runtime: Handle,
+    ) -> Result<Self, ServiceError> {
+        let wrong = |path: &Path, reason: String| ServiceError::State { path: path.into(), reason };
+        std::fs::create_dir_all(dir).map_err(|e| wrong(dir, e.to_string()))?;
+        let manager = ServiceManager {
+            executor,
+            runtime,
+            dir: dir.to_owned(),
+            book: PlaceBook::default(),
+            services: Arc::default(),
+        };
+        let entries = std::fs::read_dir(dir).map_err(|e| wrong(dir, e.to_string()))?;
+        let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        files.retain(|path| path.extension().is_some_and(|end| end == "json"));
+        files.sort();
+        for path in files {
+            let (declared, remembered) = read_state(&path)?;
+            manager.launch(&declared, &remembered)?;
+        }
+        Ok(manager)
+    }
+
+    fn services(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.services.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Declares a service, or changes one of the same name. Returns where its front listens.
+    pub fn declare(&self, declared: &ServiceDeclaration) -> Result<SocketAddr, ServiceError> {
+        let spec = ServiceSpec::new(declared)?;
+        if let Some(entry) = self.services().get(&declared.name) {
+            let (asked, has) = (spec.listen.port(), entry.address.port());
+            if asked != 0 && asked != has {
+                return Err(ServiceError::Declaration {
+                    service: declared.name.clone(),
+                    field: "port",
+                    problem: format!(
+                        "is {asked}, but the front listens on {has}: remove the service first"
+                    ),
+                });
+            }
+            let order = Order::Declare(Box::new((declared.clone(), spec)));
+            if entry.orders.send(order).is_ok() {
+                return Ok(entry.address);
+            }
+        }
+        self.launch(declared, &[])
+    }
+
+    fn launch(
+        &self,
+        declared: &ServiceDeclaration,
+        remembered: &[Remembered],
+    ) -> Result<SocketAddr, ServiceError> {
+        let spec = ServiceSpec::new(declared)?;
+        let failed = |source| ServiceError::Listen {
+            service: declared.name.clone(),
+            address: spec.listen,
+            source,
+        };
+        let listener = std::net::TcpListener::bind(spec.listen).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let _inside = self.runtime.enter();
+        let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
+        let mut declared = declared.clone();
+        // The same port again after a restart, or clients would have to look for it.
+        declared.port = address.port();
+        let service = Service::new(
+            spec.clone(),
+            Arc::clone(&self.executor),
+            Arc::clone(&self.book),
+            self.runtime.clone(),
+            remembered,
+        );
+        let front = Arc::new(Front {
+            pool: Arc::clone(&service.pool),
+            counts: Counts::default(),
+            request_within: spec.request_within,
+            latency: Mutex::new(LatencyWindow::new(WINDOW.0, WINDOW.1)),
+        });
+        let (stop_front, stopped) = watch::channel(false);
+        drop(self.runtime.spawn(Arc::clone(&front).serve(listener, stopped)));
+        let (orders, received) = mpsc::unbounded_channel();
+        let view = Arc::new(Mutex::new(view_of(&declared, address, &service, &front)));
+        let loop_ = ServiceLoop {
+            declared: declared.clone(),
+            address,
+            service,
+            front: Arc::clone(&front),
+            view: Arc::clone(&view),
+            path: self.dir.join(format!("{}.json", declared.name)),
+            written: None,
+        };
+        let task = self.runtime.spawn(loop_.run(received));
+        let entry = Entry { orders, view, front, address, stop_front, task };
+        self.services().insert(declared.name.clone(), entry);
+        Ok(address)
+    }
+
+    /// All services, by name.
+    pub fn list(&self) -> Vec<ServiceView> {
+        let view = |entry: &Entry| {
+            let mut view = entry.view.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            view.latency = front_latency(&entry.front);
+            view
+        };
+        self.services().values().map(view).collect()
+    }
+
+    /// One service.
+    pub fn get(&self, name: &str) -> Result<ServiceView, ServiceError> {
+        let found = self.list().into_iter().find(|view| view.declared.name == name);
+        found.ok_or_else(|| self.unknown(name))
+    }
+
+    fn unknown(&self, name: &str) -> ServiceError {
+        let known: Vec<String> = self.services().keys().cloned().collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        ServiceError::Unknown { service: name.to_owned(), known }
+    }
+
+    /// Replaces every replica, one after another, without losing a request.
+    pub fn restart(&self, name: &str) -> Result<(), ServiceError> {
+        let sent = self.services().get(name).map(|entry| entry.orders.send(Order::Restart).is_ok());
+        if sent == Some(true) { Ok(()) } else { Err(self.unknown(name)) }
+    }
+
+    /// Lets requests under way finish, stops all replicas and forgets the service.
+    pub async fn remove(&self, name: &str) -> Result<(), ServiceError> {
+        let entry = self.services().remove(name);
+        let Some(entry) = entry else { return Err(self.unknown(name)) };
+        entry.stop_front.send_replace(true);
+        drop(entry.orders.send(Order::Remove));
+        drop(entry.task.await);
+        Ok(())
+    }
+
+    /// Closes the fronts after their requests have finished; replicas go on.
+    pub fn shutdown(&self) {
+        for entry in std::mem::take(&mut *self.services()).into_values() {
+            entry.stop_front.send_replace(true);
+            entry.task.abort();
+        }
+    }
+}
+
+struct ServiceLoop {
+    declared: ServiceDeclaration,
+    address: SocketAddr,
+    service: Service,
+    front: Arc<Front>,
+    view: Arc<Mutex<ServiceView>>,
+    path: PathBuf,
+    written: Option<String>,
+}
+
+impl ServiceLoop {
+    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
+        let mut beat = tokio::time::interval(STEP);
+        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                order = orders.recv() => match order {
+                    Some(Order::Declare(both)) => {
+                        let (declared, spec) = *both;
+                        self.declared = ServiceDeclaration { port: self.address.port(), ..declared };
+                        self.service.declare(spec);
+                    }
+                    Some(Order::Restart) => self.service.restart(),
+                    Some(Order::Remove) => self.service.remove(),
+                    None => return,
+                },
+                _ = beat.tick() => {}
+            }
+            self.service.step(service::now());
+            self.remember();
+            let view = view_of(&self.declared, self.address, &self.service, &self.front);
+            *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
+            if self.service.is_gone() {
+                drop(std::fs::remove_file(&self.path));
+                return;
+            }
+        }
+    }
+
+    /// Writes what changed. A full disk is told once and tried again.
+    fn remember(&mut self) {
+        let text = state_text(&self.declared, &self.service.to_remember());
+        if self.written.as_ref() == Some(&text) {
+            return;
+        }
+        let beside = self.path.with_extension("new");
+        let done =
+            std::fs::write(&beside, &text).and_then(|()| std::fs::rename(&beside, &self.path));
+        match done {
+            Ok(()) => self.written = Some(text),
+            Err(error) => {
+                tracing::error!(path = %self.path.display(), error = %error, "a service cannot be written down");
+                self.written = Some(text);
+            }
+        }
+    }
+}
+
+fn state_text(declared: &ServiceDeclaration, replicas: &[Remembered]) -> String {
+    let replicas: Vec<serde_json::Value> = replicas
+        .iter()
+        .map(|r| serde_json::json!({ "name": r.name, "gpu": r.place, "port": r.port }))
+        .collect();
+    serde_json::json!({ "version": 1, "declared": declared, "replicas": replicas }).to_string()
+}
+
+fn read_state(path: &Path) -> Result<(ServiceDeclaration, Vec<Remembered>), ServiceError> {
+    let wrong = |reason: String| ServiceError::State {
+        path: path.to_owned(),
+        reason: format!("{reason}; remove the file to forget this service"),
+    };
+    let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
+    let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+    if value["version"] != 1 {
+        return Err(wrong(format!("`version` is {}, and this program reads 1", value["version"])));
+    }
+    let declared = serde_json::from_value(value["declared"].clone())
+        .map_err(|e| wrong(format!("`declared`: {e}")))?;
+    let list = value["replicas"].as_array().into_iter().flatten();
+    let replicas = list.filter_map(|one| {
+        Some(Remembered {
+            name: one["name"].as_str()?.to_owned(),
+            place: one["gpu"].as_str()?.to_owned(),
+            port: u16::try_from(one["port"].as_u64()?).ok()?,
+        })
+    });
+    Ok((declared, replicas.collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_down_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        let declared: ServiceDeclaration =
+            serde_json::from_str(r#"{"name": "a", "command": ["x"], "slo_ms": 20.5}"#).unwrap();
+        let replicas = vec![Remembered { name: "a-0".into(), place: "GPU-1".into(), port: 4242 }];
+        std::fs::write(&path, state_text(&declared, &replicas)).unwrap();
+        assert_eq!(read_state(&path).unwrap(), (declared, replicas));
+        for text in ["{", "{\"version\": 2}", "{\"version\": 1, \"declared\": {}}"] {
+            std::fs::write(&path, text).unwrap();
+            let error = read_state(&path).unwrap_err().to_string();
+            assert!(error.contains("a.json") && error.contains("remove the file"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Services of real processes: a replica is killed and all are replaced, under load, and nobody notices.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod world;
+
+use std::sync::atomic::Ordering;
+
+use muxflow_api::service::ServiceView;
+use muxflow_services::ServiceError;
+use world::{Load, World, get, request};
+
+/// The process of a replica: `GET /` answers after a moment with its pid, `POST /` too, `/healthz` is
+/// fine, `/big` is larger than the front keeps, `/broken` breaks off. SIGTERM ends it once it is idle.
+#[test]
+#[ignore = "the process of a replica, started by the other tests"]
+fn replica_server() {
+    world::serve();
+}
+
+fn ready(view: &ServiceView) -> usize {
+    view.replicas.iter().filter(|replica| replica.state == "ready").count()
+}
+
+#[test]
+fn a_killed_replica_costs_no_request() {
+    let world = World::start(3);
+    let front = world.declare(r#", "min_replicas": 2, "max_replicas": 2"#);
+    world.wait("two are ready", |view| ready(view) == 2);
+    let load = Load::start(front, 4, "GET /");
+    for _ in 0..3 {
+        load.wait_for(60);
+        let view = world.view();
+        let victim = view.replicas.iter().find(|replica| replica.state == "ready").unwrap();
+        world::kill(victim.pid.unwrap());
+        world.wait("it is noticed", |view| ready(view) < 2);
+        world.wait("it is back", |view| ready(view) == 2);
+    }
+    let (done, failed) = load.stop();
+    let view = world.view();
+    println!("{done} requests, {failed} failed, {} made again", view.retried_total);
+    assert_eq!(failed, 0, "of {done}");
+    assert!(view.retried_total > 0, "or the kills were not seen at all");
+    assert_eq!(view.failed_total, 0);
+}
+
+#[test]
+fn a_rolling_restart_costs_no_request() {
+    for (gpus, replicas) in [(2, 2), (3, 2), (1, 1)] {
+        let world = World::start(gpus);
+        let more = format!(r#", "min_replicas": {replicas}, "max_replicas": {replicas}"#);
+        let front = world.declare(&more);
+        world.wait("all are ready", |view| ready(view) == replicas);
+        let before: Vec<Option<u32>> = world.view().replicas.iter().map(|r| r.pid).collect();
+        let load = Load::start(front, 4, "GET /");
+        load.wait_for(40);
+        world.manager.restart("test").unwrap();
+        world.wait("it began", |view| view.to_restart > 0);
+        world.wait("it is over", |view| view.to_restart == 0 && ready(view) == replicas);
+        load.wait_for(40);
+        let (done, failed) = load.stop();
+        let after: Vec<Option<u32>> = world.view().replicas.iter().map(|r| r.pid).collect();
+        println!("{replicas} replicas on {gpus} GPUs: {done} requests, {failed} failed");
+        assert_eq!(failed, 0, "of {done}, {replicas} replicas on {gpus} GPUs");
+        assert!(after.iter().all(|pid| !before.contains(pid)), "{before:?} {after:?}");
+    }
+}
+
+#[test]
+fn requests_that_change_something_are_not_made_twice() {
+    let world = World::start(1);
+    let front = world.declare("");
+    world.wait("ready", |view| ready(view) == 1);
+    let (status, _) = request(front, "POST /broken", "x");
+    assert_eq!(status, 502);
+    world.wait("ready again", |view| ready(view) == 1);
+    let (status, body) = request(front, "POST /count", "abc");
+    assert_eq!((status, body.as_str()), (200, "abc 1"));
+    let big = "y".repeat(3 << 20);
+    let (status, body) = request(front, "POST /length", &big);
+    assert_eq!((status, body), (200, big.len().to_string()));
+    let (status, body) = get(front, "/big");
+    assert_eq!((status, body.len()), (200, 3 << 20));
+}
+
+#[test]
+fn load_brings_more_replicas_and_slow_answers_reach_the_executor() {
+    let world = World::start(3);
+    let front = world.declare(r#", "max_replicas": 3, "load_per_replica": 1, "slo_ms": 1"#);
+    world.wait("ready", |view| ready(view) == 1);
+    let load = Load::start(front, 6, "GET /");
+    world.wait("three", |view| view.wanted_replicas == 3 && ready(view) == 3);
+    load.wait_for(200);
+    let told = || world.executor.told.lock().unwrap().clone();
+    world.wait("told", |_| told().values().any(|(latency, _)| latency.is_some()));
+    let (_, failed) = load.stop();
+    assert_eq!(failed, 0);
+    let told = told();
+    let (latency, slo) = told.values().find(|(latency, _)| latency.is_some()).unwrap();
+    assert!(latency.unwrap().0 >= 4_000, "a request takes 5 ms: {told:?}");
+    assert_eq!(slo.unwrap().0, 1_000);
+}
+
+#[test]
+fn replicas_outlive_the_manager_and_are_found_again() {
+    let mut world = World::start(2);
+    let front = world.declare(r#", "min_replicas": 2, "max_replicas": 2"#);
+    world.wait("ready", |view| ready(view) == 2);
+    let before: Vec<Option<u32>> = world.view().replicas.iter().map(|r| r.pid).collect();
+    world.restart_manager();
+    world.wait("found", |view| ready(view) == 2);
+    let after: Vec<Option<u32>> = world.view().replicas.iter().map(|r| r.pid).collect();
+    assert_eq!(before, after, "nothing was started again");
+    assert_eq!(get(front, "/").0, 200, "at the same port");
+}
+
+#[test]
+fn a_removed_service_leaves_nothing() {
+    let world = World::start(2);
+    let front = world.declare(r#", "min_replicas": 2, "max_replicas": 2"#);
+    world.wait("ready", |view| ready(view) == 2);
+    let pids: Vec<u32> = world.view().replicas.iter().filter_map(|r| r.pid).collect();
+    world.runtime.block_on(world.manager.remove("test")).unwrap();
+    assert!(std::net::TcpStream::connect(front).is_err(), "the front is closed");
+    assert!(pids.iter().all(|pid| !world::is_alive(*pid)));
+    assert!(matches!(world.manager.get("test"), Err(ServiceError::Unknown { .. })));
+    assert_eq!(world.executor.starts.load(Ordering::Relaxed), 2);
+    assert_eq!(std::fs::read_dir(world.dir()).unwrap().count(), 0, "forgotten");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let world = World::start(1);
+    let front = world.declare("");
+    let text = format!(r#"{{"name": "other", "command": ["x"], "port": {}}}"#, front.port());
+    let error = world.manager.declare(&serde_json::from_str(&text).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("cannot listen on"), "{error}");
+    world.wait("ready", |view| ready(view) == 1);
+    let text = r#"{"name": "second", "command": ["x"], "gpu_type": "H100"}"#;
+    world.manager.declare(&serde_json::from_str(text).unwrap()).unwrap();
+    let says = || world.manager.get("second").unwrap().waiting_for;
+    world::until("it says why it waits", || says().is_some());
+    assert_eq!(says().unwrap(), "this machine has no H100");
+    let error = world.manager.restart("nobody").unwrap_err().to_string();
+    assert!(error.contains("second, test"), "{error}");
+}
