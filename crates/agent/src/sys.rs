@@ -323,3 +323,51 @@ pub fn user_by_name(name: &str) -> Option<(u32, u32)> {
         (!found.is_null()).then(|| ((*found).pw_uid, (*found).pw_gid))
     }
 }
+
+/// A user as the system knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// Its number.
+    pub uid: u32,
+    /// Its primary group.
+    pub gid: u32,
+    /// Its name.
+    pub name: String,
+    /// Its home directory.
+    pub home: String,
+}
+
+/// A user by number.
+pub fn user_by_id(uid: u32) -> Option<User> {
+    let mut entry = std::mem::MaybeUninit::<libc::passwd>::uninit();
+    let mut buffer = vec![0_u8; 16 * 1024];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers are valid for the lengths given and outlive the call; the texts that the
+    // entry points to lie in `buffer` and are copied before it goes.
+    unsafe {
+        libc::getpwuid_r(
+            uid,
+            entry.as_mut_ptr(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            &raw mut found,
+        );
+        if found.is_null() {
+            return None;
+        }
+        let text =
+            |at: *const libc::c_char| std::ffi::CStr::from_ptr(at).to_string_lossy().into_owned();
+        Some(User {
+            uid: (*found).pw_uid,
+            gid: (*found).pw_gid,
+            name: text((*found).pw_name),
+            home: text((*found).pw_dir),
+        })
+    }
+}
+
+/// The user that this process acts as.
+pub fn own_uid() -> u32 {
+    // SAFETY: no arguments, never fails.
+    unsafe { libc::geteuid() }
+}

@@ -8,8 +8,12 @@
 
 #![deny(unsafe_code)]
 
+pub mod cluster;
+pub mod events;
 pub mod example;
+pub mod jobs;
 pub mod plan;
+pub mod problem;
 pub mod service;
 pub mod snapshot;
 

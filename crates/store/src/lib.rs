@@ -1,5 +1,5 @@
-//! The profile store: what was measured, what was learned from it, and what came of it, in one
-//! SQLite file.
+//! The store: what was measured, what was learned from it, what came of it, and the manager's jobs,
+//! in one SQLite file.
 //!
 //! Every change is one transaction: after a `kill -9` at any moment a batch of samples is there
 //! whole or not at all, and exactly one model per GPU type is in use. A store of an older version is
@@ -9,6 +9,8 @@
 //! formats (a model is bytes with a checksum), no clock (times are handed in), no cache.
 
 mod error;
+pub mod events;
+pub mod jobs;
 mod model;
 mod sample;
 mod schema;

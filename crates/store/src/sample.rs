@@ -132,7 +132,7 @@ fn put_profile(
 }
 
 impl Store {
-    fn write<T>(
+    pub(crate) fn write<T>(
         &mut self,
         operation: &'static str,
         change: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,

@@ -10,7 +10,7 @@ use crate::error::StoreError;
 const APPLICATION_ID: i32 = 0x4d55_5846;
 
 /// Step `n` brings a store of version `n` to version `n + 1`.
-const STEPS: [&str; 2] = [
+const STEPS: [&str; 3] = [
     // 1: what was measured and what was learned.
     "CREATE TABLE workloads (
         id INTEGER PRIMARY KEY,
@@ -67,6 +67,69 @@ const STEPS: [&str; 2] = [
         at_us INTEGER NOT NULL
     ) STRICT;
     CREATE INDEX observed_by_type ON observed_speeds (gpu_type, at_us);",
+    // 3: the manager's jobs, what became of each start of one, what happened, and small notes.
+    "CREATE TABLE jobs (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        array TEXT,
+        uid INTEGER NOT NULL,
+        gid INTEGER NOT NULL,
+        user TEXT NOT NULL,
+        submit TEXT NOT NULL,
+        workload TEXT NOT NULL,
+        state TEXT NOT NULL,
+        final INTEGER NOT NULL DEFAULT 0,
+        cancel INTEGER NOT NULL DEFAULT 0,
+        reason TEXT NOT NULL DEFAULT '',
+        gpu TEXT,
+        run INTEGER NOT NULL DEFAULT 0,
+        share_sms INTEGER,
+        share_total INTEGER,
+        quota_bytes INTEGER,
+        predicted REAL,
+        seen REAL,
+        rate REAL,
+        failures INTEGER NOT NULL DEFAULT 0,
+        last_failure_us INTEGER NOT NULL DEFAULT 0,
+        not_before_us INTEGER NOT NULL DEFAULT 0,
+        fail_prone INTEGER NOT NULL DEFAULT 0,
+        submitted_us INTEGER NOT NULL,
+        changed_us INTEGER NOT NULL,
+        started_us INTEGER,
+        ended_us INTEGER,
+        deadline_us INTEGER,
+        waited_us INTEGER NOT NULL DEFAULT 0,
+        exit_code INTEGER,
+        exit_signal INTEGER
+    ) STRICT;
+    CREATE INDEX jobs_open ON jobs (uid, number) WHERE final = 0;
+    CREATE INDEX jobs_by_state ON jobs (state, number);
+    CREATE INDEX jobs_by_array ON jobs (array) WHERE array IS NOT NULL;
+    CREATE TABLE runs (
+        job TEXT NOT NULL,
+        run INTEGER NOT NULL,
+        gpu TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        started_us INTEGER NOT NULL,
+        ended_us INTEGER,
+        outcome TEXT NOT NULL DEFAULT '',
+        predicted REAL,
+        seen REAL,
+        PRIMARY KEY (job, run)
+    ) STRICT;
+    CREATE TABLE events (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        at_us INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        gpu TEXT,
+        job TEXT,
+        service TEXT,
+        text TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE notes (
+        key TEXT PRIMARY KEY,
+        value TEXT NOT NULL
+    ) STRICT;",
 ];
 
 /// The version that this program writes.
@@ -154,7 +217,7 @@ mod tests {
         .unwrap();
         drop(old);
         let reader = Store::open_read_only(&path).unwrap_err();
-        assert!(reader.to_string().contains("older than 2"), "{reader}");
+        assert!(reader.to_string().contains("older than 3"), "{reader}");
         let store = Store::open(&path).unwrap();
         let t4 = GpuType::new("T4").unwrap();
         let samples = store.samples(&t4, Source::Measured).unwrap();
@@ -173,7 +236,7 @@ mod tests {
         store.connection.pragma_update(None, "user_version", VERSION + 3).unwrap();
         drop(store);
         let error = Store::open(&path).unwrap_err().to_string();
-        assert!(error.contains("version 5") && error.contains("newer program"), "{error}");
+        assert!(error.contains("version 6") && error.contains("newer program"), "{error}");
 
         let foreign = folder.path().join("other.db");
         Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE t (x)").unwrap();

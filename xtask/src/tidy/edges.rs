@@ -35,6 +35,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "muxflow-api",
         ],
     ),
+    (
+        "muxflow-manager",
+        &[
+            "muxflow-types",
+            "muxflow-policy",
+            "muxflow-predictor",
+            "muxflow-store",
+            "muxflow-api",
+            "muxflow-agent",
+            "muxflow-abi",
+        ],
+    ),
     ("muxflow-test-cluster", &[]),
     ("muxflow-examples", &["muxflow-abi"]),
     ("muxflow-e2e", &["muxflow-abi"]),
@@ -64,6 +76,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "muxflow-agent",
             "muxflow-services",
             "muxflow-kubernetes",
+            "muxflow-manager",
         ],
     ),
 ];

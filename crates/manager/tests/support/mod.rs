@@ -1,0 +1,152 @@
+//! A fake node for the tests of the manager: GPUs that are numbers, jobs that run until they are
+//! told to end.
+
+#![allow(dead_code, reason = "each test program uses its own part")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use muxflow_agent::control_block::JobCounts;
+use muxflow_agent::gpu::{Event, OfflineSpec, StopReason};
+use muxflow_agent::launch::Exit;
+use muxflow_manager::node::{GpuSight, NodePort, OnlineSight, Rhythm};
+use muxflow_types::{
+    Bytes, GpuId, GpuSample, GpuType, HealthState, JobId, Micros, Percent, ServiceId, SmCount,
+    SmShare,
+};
+
+pub(crate) struct FakeNode {
+    dir: PathBuf,
+    gpus: Mutex<Vec<GpuSight>>,
+    running: Mutex<BTreeMap<JobId, GpuId>>,
+    exits: Mutex<BTreeMap<JobId, Exit>>,
+    tell: Mutex<Sender<(String, Event)>>,
+    events: Mutex<Receiver<(String, Event)>>,
+}
+
+pub(crate) fn gpu(index: u32, service: Option<&str>) -> GpuSight {
+    let sms = SmCount(40);
+    let mut sample = GpuSample::empty(Micros(1));
+    sample.gpu_util = Percent::new(40.0).ok();
+    sample.sm_activity = Percent::new(30.0).ok();
+    GpuSight {
+        gpu: GpuId::new(&format!("GPU-{index:08x}-0000-0000-0000-000000000000")).unwrap(),
+        index,
+        gpu_type: GpuType::new("T4").unwrap(),
+        name: "Fake T4".into(),
+        sms,
+        memory: Bytes::from_gib(15),
+        health: HealthState::Healthy,
+        placeable: true,
+        share: SmShare::new(SmCount(24), sms).ok(),
+        quota: Bytes::from_gib(5),
+        budget: 1.0,
+        load: Some(0.3),
+        online: service.map(|name| OnlineSight {
+            service: ServiceId::new(name).unwrap(),
+            pid: Some(1),
+            uid: None,
+            latency: None,
+        }),
+        online_activity: Percent::new(25.0).ok(),
+        demand: Percent::new(40.0).ok(),
+        offline: None,
+        sample: Some(sample),
+        outside_mps: Vec::new(),
+        mps_pipe_dir: Some("/run/mps".into()),
+        multi_user: true,
+        stops: BTreeMap::new(),
+        faults: BTreeMap::new(),
+        mps_starts: 1,
+        online_restarts: 0,
+    }
+}
+
+impl FakeNode {
+    pub(crate) fn new(dir: &Path, gpus: Vec<GpuSight>) -> Arc<Self> {
+        let (tell, events) = channel();
+        Arc::new(FakeNode {
+            dir: dir.to_owned(),
+            gpus: Mutex::new(gpus),
+            running: Mutex::new(BTreeMap::new()),
+            exits: Mutex::new(BTreeMap::new()),
+            tell: Mutex::new(tell),
+            events: Mutex::new(events),
+        })
+    }
+
+    pub(crate) fn running(&self) -> BTreeMap<JobId, GpuId> {
+        self.running.lock().unwrap().clone()
+    }
+
+    pub(crate) fn change(&self, index: usize, change: impl FnOnce(&mut GpuSight)) {
+        change(&mut self.gpus.lock().unwrap()[index]);
+    }
+
+    pub(crate) fn send(&self, gpu: &GpuId, event: Event) {
+        self.tell.lock().unwrap().send((gpu.as_str().to_owned(), event)).unwrap();
+    }
+
+    pub(crate) fn end(&self, job: &JobId, exit: Exit, reason: Option<StopReason>) {
+        let Some(gpu) = self.running.lock().unwrap().remove(job) else { return };
+        for sight in self.gpus.lock().unwrap().iter_mut().filter(|sight| sight.gpu == gpu) {
+            sight.offline = None;
+            sight.placeable = true;
+        }
+        let requeue = reason.is_some() || exit.code != Some(0);
+        self.exits.lock().unwrap().insert(job.clone(), exit.clone());
+        let (job, fail_prone) = (job.clone(), false);
+        self.send(&gpu, Event::JobEnded { job, exit, reason, requeue, fail_prone });
+    }
+}
+
+impl NodePort for FakeNode {
+    fn look(&self) -> Vec<GpuSight> {
+        self.gpus.lock().unwrap().clone()
+    }
+
+    fn start(&self, gpu: &GpuId, spec: OfflineSpec) -> Result<(), String> {
+        self.running.lock().unwrap().insert(spec.job.clone(), gpu.clone());
+        for sight in self.gpus.lock().unwrap().iter_mut().filter(|sight| sight.gpu == *gpu) {
+            sight.offline = Some((spec.job.clone(), JobCounts::default()));
+            sight.placeable = false;
+        }
+        let share = spec.share.unwrap();
+        let quota = spec.quota.unwrap_or(Bytes::from_gib(1));
+        self.send(gpu, Event::JobStarted { job: spec.job, pid: 1, share, quota });
+        Ok(())
+    }
+
+    fn stop(&self, _: &GpuId, job: &JobId) -> Result<(), String> {
+        let exit = Exit { signal: Some(15), ..Exit::unknown() };
+        self.end(job, exit, Some(StopReason::Asked));
+        Ok(())
+    }
+
+    fn next_event(&self, limit: Duration) -> Option<(String, Event)> {
+        self.events.lock().unwrap().recv_timeout(limit).ok()
+    }
+
+    fn found(&self) -> Vec<(JobId, u64)> {
+        Vec::new()
+    }
+
+    fn last_exit(&self, job: &JobId) -> Option<Exit> {
+        self.exits.lock().unwrap().get(job).cloned()
+    }
+
+    fn log_file(&self, job: &JobId, stream: &str) -> PathBuf {
+        self.dir.join(format!("{job}.{stream}"))
+    }
+
+    fn rhythm(&self, _: &GpuId) -> Option<Rhythm> {
+        None
+    }
+
+    fn samples(&self, _: &GpuId, _: Micros) -> Vec<GpuSample> {
+        Vec::new()
+    }
+}
