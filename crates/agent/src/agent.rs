@@ -13,6 +13,7 @@ use muxflow_policy::node::config::ServiceKnobs;
 use muxflow_types::Micros;
 use nvml_wrapper::Nvml;
 
+use crate::blame::Blame;
 use crate::breaker::EvictionBreaker;
 use crate::cgroup::{Cgroups, Limits, encode};
 use crate::config::AgentConfig;
@@ -79,6 +80,7 @@ pub struct Agent {
     watchers: Vec<Watcher>,
     host: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
     page: Option<PageServer>,
+    cgroups: Cgroups,
 }
 
 impl std::fmt::Debug for Agent {
@@ -109,10 +111,13 @@ impl Agent {
         }
         let cgroups = Cgroups::detect(&config.cgroup_parent);
         tracing::info!(cgroups = cgroups.describe(), gpus = facts.len(), "agent starts");
-        let runner = Arc::new(Runner::open(&config.state_dir, cgroups, child.clone())?);
+        let runner = Runner::open(&config.state_dir, cgroups.clone(), child.clone())?;
+        let runner = Arc::new(runner);
         let (tell, events) = mpsc::channel();
+        let blame = Blame::open(config.state_dir.join("blamed.json"), config.laws.retry)?;
         let node = NodeShared {
             runner: Arc::clone(&runner),
+            blame: Arc::new(blame),
             breaker: Arc::new(Mutex::new(EvictionBreaker::new(config.breaker))),
             running_jobs: Arc::new(AtomicUsize::new(0)),
             tell,
@@ -132,6 +137,7 @@ impl Agent {
             watchers: Vec::new(),
             host: None,
             page: None,
+            cgroups,
         };
         for (index, facts) in facts.iter().enumerate() {
             let adopted = found.remove(&facts.uuid).unwrap_or_default();
@@ -287,6 +293,7 @@ impl Agent {
             stop.store(true, Ordering::Release);
             drop(thread.join());
         }
+        self.cgroups.remove_empty();
     }
 }
 
@@ -339,11 +346,11 @@ fn tell_ended(node: &NodeShared, launch: &crate::launch::Launch, exit: Exit) {
         crate::launch::Kind::Offline => {
             let requeue = exit.code != Some(0) || exit.stop.is_some();
             muxflow_types::JobId::new(&launch.name).map(|job| Event::JobEnded {
+                fail_prone: node.blame.is_fail_prone(&job),
                 job,
                 exit,
                 reason: Some(StopReason::Shutdown),
                 requeue,
-                fail_prone: false,
             })
         }
     };

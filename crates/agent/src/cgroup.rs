@@ -180,6 +180,28 @@ impl Cgroups {
         )
     }
 
+    /// Removes the groups that nobody is in, and the directory of all groups when it is empty then.
+    /// The kernel refuses to remove a group with a process in it, so this can be done at any time.
+    pub fn remove_empty(&self) {
+        let mut places: Vec<PathBuf> = [&self.tracking, &self.memory, &self.cpuset]
+            .into_iter()
+            .filter_map(|controller| match controller {
+                Controller::V2(at) | Controller::V1(at) => Some(at.join(&self.parent)),
+                Controller::Missing => None,
+            })
+            .filter(|_| !self.parent.is_empty())
+            .collect();
+        places.dedup();
+        for place in places {
+            let groups = fs::read_dir(&place).into_iter().flatten().flatten();
+            for group in groups.filter(|entry| entry.path().is_dir()) {
+                // Those that are in use stay.
+                drop(fs::remove_dir(group.path()));
+            }
+            drop(fs::remove_dir(&place));
+        }
+    }
+
     /// Makes the group of a workload, or takes the one that is there, and sets its limits.
     pub fn create(&self, name: &str, limits: &Limits) -> Result<Group> {
         let mut group = Group { dirs: Vec::new(), kill_file: None, affinity: None };

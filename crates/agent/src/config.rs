@@ -100,6 +100,7 @@ struct Raw {
     queue_for_ms: u64,
     mps: RawMps,
     host: RawHost,
+    breaker: RawBreaker,
     defences: RawDefences,
     logs: LogLimits,
     online: Vec<RawOnline>,
@@ -123,6 +124,7 @@ impl Default for Raw {
             queue_for_ms: 10,
             mps: RawMps::default(),
             host: RawHost::default(),
+            breaker: RawBreaker::default(),
             defences: RawDefences::default(),
             logs: LogLimits::default(),
             online: Vec::new(),
@@ -167,6 +169,15 @@ struct RawHost {
     kswapd_for_s: Option<u64>,
     pressure_full_pct: Option<f64>,
     pressure_for_s: Option<u64>,
+    calm_for_s: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RawBreaker {
+    window_s: Option<u64>,
+    always: Option<usize>,
+    share_pct: Option<f64>,
     calm_for_s: Option<u64>,
 }
 
@@ -303,7 +314,7 @@ fn checked(raw: Raw, laws: NodeConfig) -> std::result::Result<AgentConfig, Strin
         probe_limit: Duration::from_millis(raw.mps.probe_within_ms),
         probe_every: Duration::from_secs(raw.mps.probe_every_s),
         host: host(&raw.host)?,
-        breaker: BreakerParams::default(),
+        breaker: breaker(&raw.breaker)?,
         defences,
         logs: raw.logs,
         online: raw.online.into_iter().map(online).collect::<std::result::Result<_, _>>()?,
@@ -335,6 +346,21 @@ fn host(raw: &RawHost) -> std::result::Result<HostParams, String> {
     params.kswapd_for = raw.kswapd_for_s.map_or(params.kswapd_for, Micros::from_secs);
     params.pressure_for = raw.pressure_for_s.map_or(params.pressure_for, Micros::from_secs);
     params.calm_for = raw.calm_for_s.map_or(params.calm_for, Micros::from_secs);
+    Ok(params)
+}
+
+fn breaker(raw: &RawBreaker) -> std::result::Result<BreakerParams, String> {
+    let mut params = BreakerParams::default();
+    if let Some(value) = raw.share_pct {
+        let share = Percent::new(value).map_err(|error| format!("breaker.share_pct: {error}"))?;
+        params.share = share.value() / 100.0;
+    }
+    for (field, value) in [("window_s", raw.window_s), ("calm_for_s", raw.calm_for_s)] {
+        within(&format!("breaker.{field}"), value.unwrap_or(1), 1, 86_400)?;
+    }
+    params.window = raw.window_s.map_or(params.window, Micros::from_secs);
+    params.calm_for = raw.calm_for_s.map_or(params.calm_for, Micros::from_secs);
+    params.always = raw.always.unwrap_or(params.always);
     Ok(params)
 }
 
@@ -417,59 +443,5 @@ fn offline(raw: RawOffline) -> std::result::Result<OfflineSpec, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(text: &str) -> Result<AgentConfig> {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("agent.toml");
-        std::fs::write(&path, text).unwrap();
-        AgentConfig::read(&path)
-    }
-
-    #[test]
-    fn an_empty_file_is_the_defaults() {
-        let config = read("").unwrap();
-        assert_eq!(config.sample_every, Duration::from_millis(10));
-        assert!(config.mps.is_some() && config.pass_env.contains(&"PATH".to_owned()));
-        assert_eq!(config.defences, Defences::default());
-    }
-
-    #[test]
-    fn workloads_are_read() {
-        let config = read(
-            "[[online]]\nservice = 'resnet'\ngpu = '0'\nargv = ['serve']\nuser = '65534:65534'\n[[offline]]\njob = 'train'\nargv = ['python', 't.py']\ncpus = '0'\nmemory = '2GiB'\nquota = '1GiB'\nstop = { checkpoint_ms = 500 }\n",
-        )
-        .unwrap();
-        assert_eq!(config.online[0].1.user, Some((65534, 65534)));
-        let job = &config.offline[0];
-        assert_eq!(job.quota, Some(Bytes::from_gib(1)));
-        assert_eq!((job.stop.checkpoint_ms, job.stop.drain_ms), (500, 2_000));
-        assert_eq!(job.limits.memory_bytes, Some(2 << 30));
-    }
-
-    #[test]
-    fn errors_name_the_place_and_the_remedy() {
-        let says = |text: &str| read(text).unwrap_err().to_string();
-        assert!(
-            says("state_dir = '/x'\ntik_ms = 3\n").contains("line 2"),
-            "{}",
-            says("tik_ms = 3")
-        );
-        assert!(says("tick_ms = 0").contains("tick_ms is 0; it must be between 1 and 100"));
-        let bad = says("[[offline]]\njob = 'j'\nargv = ['x']\ncpus = 'all'\n");
-        assert!(bad.contains("offline `j`.cpus") && bad.contains("0-3,8"), "{bad}");
-        assert!(says("[[offline]]\njob = 'j'\nargv = []\n").contains("argv is empty"));
-        let user = says("[[offline]]\njob = 'j'\nargv = ['x']\nuser = 'no such user'\n");
-        assert!(user.contains("no such user"), "{user}");
-        assert!(says("laws = 'missing.toml'").contains("missing.toml"));
-    }
-
-    #[test]
-    fn users_by_name_and_number() {
-        assert_eq!(parse_user("root"), Some((0, 0)));
-        assert_eq!(parse_user("1234"), Some((1234, 1234)));
-        assert_eq!(parse_user("1:2"), Some((1, 2)));
-        assert_eq!(parse_user("a b"), None);
-    }
-}
+#[path = "config_tests.rs"]
+mod tests;

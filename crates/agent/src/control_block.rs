@@ -133,6 +133,12 @@ impl ControlBlock {
         unsafe { &*self.job.base().cast_const().cast::<JobPart>() }
     }
 
+    /// Whether somebody cut one of its files short. It says nothing true any more, and nobody reads
+    /// what is written into it.
+    pub fn is_torn(&self) -> bool {
+        self.agent.is_torn() || self.job.is_torn()
+    }
+
     /// Its directory: the value of `MUXFLOW_CONTROL`.
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -317,6 +323,29 @@ mod tests {
         assert_eq!(mine.answers(), Answers { live: 1, drained: 1, released: 0 });
         mine.set_gate(Gate::Reset);
         assert_eq!(mine.answers().drained, 0, "an answer to an older command does not count");
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_under_its_readers_ends_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, cut) in [(JOB_FILE, 0), (JOB_FILE, 10), (AGENT_FILE, 0)] {
+            let path = dir.path().join(format!("{name}-{cut}"));
+            let block = ControlBlock::create(&path, &Settings::default(), 7, None).unwrap();
+            own_slot(&block);
+            assert_eq!(block.registered(), [std::process::id()]);
+            assert!(!block.is_torn());
+            let file = OpenOptions::new().write(true).open(path.join(name)).unwrap();
+            file.set_len(cut).unwrap();
+            // Beyond the end of the file from the first page on.
+            assert_eq!((block.counts().launches, block.reclaim()), (0, 0));
+            block.set_gate(Gate::Open);
+            block.beat();
+            // What is left of the first page reads as zero.
+            assert!(block.is_torn() || cut > 0, "{name} cut to {cut}");
+            if name == JOB_FILE {
+                assert!(block.registered().is_empty(), "nothing that it says counts");
+            }
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! GPUs, an async runtime, and the interposer (it is only named in the environment of jobs).
 
 pub mod agent;
+pub mod blame;
 pub mod breaker;
 pub mod cgroup;
 pub mod child;
@@ -19,6 +20,7 @@ pub mod environment;
 pub mod error;
 pub mod errors;
 pub mod gpu;
+mod guard;
 pub mod host;
 pub mod http;
 pub mod keeper;

@@ -22,7 +22,6 @@ pub struct Runner {
     dir: PathBuf,
     cgroups: Cgroups,
     child: ChildProgram,
-    keepers: Group,
     _lock: fs::File,
 }
 
@@ -67,8 +66,7 @@ impl Runner {
         for lacking in cgroups.shortcomings() {
             tracing::warn!("{lacking}");
         }
-        let keepers = cgroups.create("keepers", &Limits::default())?;
-        Ok(Runner { dir: workloads, cgroups, child, keepers, _lock: lock })
+        Ok(Runner { dir: workloads, cgroups, child, _lock: lock })
     }
 
     /// The control groups in use.
@@ -129,7 +127,9 @@ impl Runner {
 
     fn start_keeper(&self, files: &WorkloadDir) -> Result<(Child, Answer)> {
         let (program, arguments) = &self.child;
-        let (groups, affinity) = self.keepers.entrance()?;
+        // Made each time: an agent that leaves removes the groups that nobody is in.
+        let keepers = self.cgroups.create("keepers", &Limits::default())?;
+        let (groups, affinity) = keepers.entrance()?;
         let setup =
             ChildSetup { groups, affinity, user: None, death_signal: None, new_session: true };
         let mut command = Command::new(program);

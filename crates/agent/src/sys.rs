@@ -8,6 +8,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use crate::guard::Guarded;
+
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -181,6 +183,7 @@ pub fn affinity() -> io::Result<Vec<usize>> {
 pub struct SharedMemory {
     base: *mut u8,
     bytes: usize,
+    guarded: Option<Guarded>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is reached only as atomics.
@@ -202,7 +205,14 @@ impl SharedMemory {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(SharedMemory { base: base.cast(), bytes })
+        let mut memory = SharedMemory { base: base.cast(), bytes, guarded: None };
+        memory.guarded = Some(Guarded::new(memory.base, bytes)?);
+        Ok(memory)
+    }
+
+    /// Whether somebody cut the file short: what is read then is zero, what is written is lost.
+    pub fn is_torn(&self) -> bool {
+        self.guarded.as_ref().is_some_and(Guarded::is_torn)
     }
 
     /// Where it begins; valid while `self` lives.
@@ -218,6 +228,7 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
+        self.guarded = None;
         // SAFETY: exactly the region that `map` made; nobody borrows it any more.
         unsafe { libc::munmap(self.base.cast(), self.bytes) };
     }

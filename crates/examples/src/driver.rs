@@ -17,6 +17,10 @@ pub struct Gpu {
 #[derive(Debug, Clone, Copy)]
 pub struct Kernel(Handle);
 
+/// Two events: how long the work between them took, in the time of the device.
+#[derive(Debug, Clone, Copy)]
+pub struct Timer([Handle; 2]);
+
 /// Device memory, given back when dropped.
 #[derive(Debug)]
 pub struct Buffer<'a> {
@@ -150,6 +154,30 @@ impl Gpu {
         Ok(())
     }
 
+    /// A timer for work in the stream.
+    pub fn timer(&self) -> anyhow::Result<Timer> {
+        let mut events: [Handle; 2] = [std::ptr::null_mut(); 2];
+        for event in &mut events {
+            call!(self, "cuEventCreate", fn(*mut Handle, c_uint), event, 0);
+        }
+        Ok(Timer(events))
+    }
+
+    /// The work to be timed begins, or has been put into the stream.
+    pub fn mark(&self, timer: Timer, is_end: bool) -> anyhow::Result<()> {
+        let event = timer.0[usize::from(is_end)];
+        call!(self, "cuEventRecord", fn(Handle, Handle), event, self.stream);
+        Ok(())
+    }
+
+    /// Device time between the two marks, after [`Gpu::synchronize`].
+    pub fn elapsed_us(&self, timer: Timer) -> anyhow::Result<f64> {
+        let mut ms = 0.0_f32;
+        let [from, to] = timer.0;
+        call!(self, "cuEventElapsedTime", fn(*mut f32, Handle, Handle), &raw mut ms, from, to);
+        Ok(f64::from(ms) * 1e3)
+    }
+
     /// Waits for the stream.
     pub fn synchronize(&self) -> anyhow::Result<()> {
         call!(self, "cuStreamSynchronize", fn(Handle), self.stream);
@@ -161,6 +189,10 @@ impl Gpu {
 unsafe impl Send for Gpu {}
 // SAFETY: as above; the driver does its own locking.
 unsafe impl Sync for Gpu {}
+// SAFETY: event handles are only numbers to us; the driver does its own locking.
+unsafe impl Send for Timer {}
+// SAFETY: as above.
+unsafe impl Sync for Timer {}
 // SAFETY: a kernel handle is only a number to us.
 unsafe impl Send for Kernel {}
 // SAFETY: as above.

@@ -201,7 +201,7 @@ pub enum Event {
         reason: Option<StopReason>,
         /// It should be queued again.
         requeue: bool,
-        /// It is to blame for an error.
+        /// It was to blame for errors so often of late that it counts as fail-prone.
         fail_prone: bool,
     },
     /// An error was handled.

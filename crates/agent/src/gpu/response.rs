@@ -52,6 +52,10 @@ impl Supervisor {
         let words: Vec<&str> = row.iter().map(|action| action.as_str()).collect();
         tracing::warn!(gpu = self.uuid(), fault = name, pid = seen.pid, actions = ?words, "error");
         let began = monitor::now();
+        if row.contains(&Action::MarkFailProne) {
+            // Before anything is stopped: whose the processes are is known now.
+            self.blame(seen);
+        }
         for action in &row {
             self.act(*action, seen);
         }
@@ -68,12 +72,12 @@ impl Supervisor {
     fn act(&mut self, action: Action, seen: FaultSeen) {
         match action {
             // A job's end was told with `requeue` when it was stopped.
-            Action::Count | Action::RestartJob => {}
+            // Blame was found before the first action.
+            Action::Count | Action::RestartJob | Action::MarkFailProne => {}
             Action::StopOffline => {
                 let reason = StopReason::Fault(seen.fault);
                 self.stop_offline_and_wait(reason, self.params.fault_stop);
             }
-            Action::MarkFailProne => self.blame(seen),
             Action::DisableGpu => {
                 let reason = DisableReason::Fault(seen.fault);
                 drop(self.to_fast.send(HealthOrder::Disable(reason)));
@@ -102,19 +106,14 @@ impl Supervisor {
         }
     }
 
-    /// The job is to blame when the driver names one of its processes, or when it is alone to be
-    /// blamed for a missing interposer.
-    fn blame(&mut self, seen: FaultSeen) {
-        let Some(offline) = &mut self.offline else {
-            // It was stopped a moment ago by the same row; its name is in the last event.
-            if let Some(job) = self.last_stopped_of(seen.pid) {
-                self.fail_prone.insert(job);
-            }
-            return;
-        };
-        let members = offline.running.processes();
-        if seen.pid.is_some_and(|pid| members.contains(&pid)) {
-            offline.fail_prone = true;
+    /// The job is to blame when the driver names one of its processes; it may have been stopped a
+    /// moment ago.
+    fn blame(&self, seen: FaultSeen) {
+        let Some(pid) = seen.pid else { return };
+        let running = self.offline.as_ref().filter(|o| o.running.processes().contains(&pid));
+        let job = running.map(|o| o.job.clone()).or_else(|| self.last_stopped_of(seen.pid));
+        if let Some(job) = job {
+            self.node.blame.add(&job);
         }
     }
 

@@ -18,6 +18,7 @@ use muxflow_types::{JobId, Micros, ServiceId};
 
 use super::control::{Defences, HealthOrder};
 use super::{Event, FaultSeen, GpuShared, Order, StopReason};
+use crate::blame::Blame;
 use crate::breaker::{EvictionBreaker, Ground, Verdict};
 use crate::error::Result;
 use crate::keeper::ChildProgram;
@@ -85,7 +86,6 @@ pub(super) struct Offline {
     pub(super) kill_at: Option<Instant>,
     /// GPU processes of the job that are not registered, and since when.
     pub(super) strangers: BTreeMap<u32, Instant>,
-    pub(super) fail_prone: bool,
 }
 
 /// What all supervisors of a node share.
@@ -93,6 +93,8 @@ pub(super) struct Offline {
 pub struct NodeShared {
     /// Starts processes.
     pub runner: Arc<Runner>,
+    /// Who was to blame for errors.
+    pub blame: Arc<Blame>,
     /// Holds mass evictions back.
     pub breaker: Arc<Mutex<EvictionBreaker>>,
     /// How many jobs run on the node.
@@ -115,7 +117,6 @@ pub struct Supervisor {
     pub(super) evidence: Evidence,
     /// Errors seen before this were mended by what was done then.
     pub(super) mended_at: Micros,
-    pub(super) fail_prone: BTreeSet<JobId>,
     /// The job that was stopped last, with the processes it had: for blame that comes after.
     pub(super) last_stopped: Option<(JobId, Vec<u32>)>,
     server: Option<ProcessKey>,
@@ -151,7 +152,6 @@ impl Supervisor {
             repair: None,
             evidence: Evidence::default(),
             mended_at: Micros::ZERO,
-            fail_prone: BTreeSet::new(),
             last_stopped: None,
             server: None,
             clients: Vec::new(),
@@ -357,6 +357,13 @@ impl Supervisor {
     fn look_for_strangers(&mut self) {
         let Some(offline) = &mut self.offline else { return };
         let Some(active) = self.shared.job() else { return };
+        if active.block.is_torn() && offline.reason.is_none() {
+            let (job, pid) = (offline.job.clone(), offline.running.main().pid);
+            self.alert(format!(
+                "the control block of job {job} was cut short: it can no longer be held back and is stopped"
+            ));
+            return self.see(Fault::UngatedProcess, Some(pid));
+        }
         let on_gpu = self.shared.monitor.published().processes.map(|(_, pids)| pids);
         let on_gpu = on_gpu.unwrap_or_default();
         let (registered, members) = (active.block.registered(), offline.running.processes());
@@ -462,11 +469,8 @@ impl Supervisor {
         };
         let finished = exit.code == Some(0) && offline.reason.is_none() && exit.stop.is_none();
         let job = offline.job.clone();
-        if offline.fail_prone {
-            self.fail_prone.insert(job.clone());
-        }
         self.tell(Event::JobEnded {
-            fail_prone: self.fail_prone.contains(&job),
+            fail_prone: self.node.blame.is_fail_prone(&job),
             job,
             exit,
             reason: offline.reason,

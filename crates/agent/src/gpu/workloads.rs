@@ -326,11 +326,8 @@ impl Supervisor {
             }
         };
         let Some(offline) = self.take_offline() else { return };
-        if offline.fail_prone {
-            self.fail_prone.insert(offline.job.clone());
-        }
         self.tell(Event::JobEnded {
-            fail_prone: self.fail_prone.contains(&offline.job),
+            fail_prone: self.node.blame.is_fail_prone(&offline.job),
             job: offline.job,
             exit,
             reason: offline.reason,
@@ -386,14 +383,7 @@ impl Supervisor {
 }
 
 fn offline_of(job: JobId, running: Running) -> Offline {
-    Offline {
-        job,
-        running,
-        reason: None,
-        kill_at: None,
-        strangers: BTreeMap::new(),
-        fail_prone: false,
-    }
+    Offline { job, running, reason: None, kill_at: None, strangers: BTreeMap::new() }
 }
 
 /// Waits of a service that ends again and again: at once, then growing to half a minute.

@@ -7,5 +7,7 @@
 #![expect(clippy::print_stdout, reason = "measured times are for whoever runs the tests")]
 
 mod behaviour;
+mod burst;
+mod defences;
 mod reliability;
 mod world;

@@ -4,21 +4,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use muxflow_agent::gpu::{Event, GpuStatus, Order, StopReason};
+use muxflow_agent::gpu::Event;
 use muxflow_agent::process::ProcessKey;
 use muxflow_agent::sys;
 use muxflow_types::HealthState;
 
-use crate::world::{LONG, World, inside, now_us, variable};
-
-fn job_pid(world: &World) -> u32 {
-    let block = world.agent().shared(&world.gpu).unwrap().job().unwrap();
-    block.block.registered()[0]
-}
-
-fn restarts(world: &World) -> u64 {
-    world.agent().status(&world.gpu).unwrap().online_restarts
-}
+use crate::world::{LONG, World, inside, now_us, rounds, variable};
 
 #[test]
 fn signals_to_the_job_in_the_middle_of_work_cost_the_service_nothing() {
@@ -28,8 +19,7 @@ fn signals_to_the_job_in_the_middle_of_work_cost_the_service_nothing() {
 #[test]
 #[ignore = "run inside an emulated node by signals_to_the_job_in_the_middle_of_work_cost_the_service_nothing"]
 fn inner_signals() {
-    let rounds: u32 =
-        std::env::var("MUXFLOW_TEST_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    let rounds = rounds(50);
     let world = World::start("");
     world.fault(&["kill-propagates", "100"]);
     world.start_service();
@@ -37,51 +27,17 @@ fn inner_signals() {
     for round in 0..rounds {
         world.start_worker_job();
         let signal = if round % 2 == 0 { libc::SIGTERM } else { libc::SIGINT };
-        sys::kill(job_pid(&world), signal).unwrap();
+        sys::kill(world.job_pid(), signal).unwrap();
         world.event("the job ends", |event| matches!(event, Event::JobEnded { .. }));
     }
-    assert_eq!(restarts(&world), 0, "the service lost its context");
-    let (served, gap_us) = world.served_since(began);
-    assert!(served > 0);
+    assert_eq!(world.restarts(), 0, "the service lost its context");
+    let served = world.served_since(began);
+    assert!(served.count() > 0 && served.errors == 0, "{served:?}");
     println!(
         "MEASURED signals: {rounds} times, service restarts 0, longest gap {} ms",
-        gap_us / 1000
+        served.gap_us / 1000
     );
     world.end();
-}
-
-/// Stops a job whose kill would take the service down, and says how often the service had to
-/// restart.
-fn stop_once(defences: &str) -> u64 {
-    let world = World::start(defences);
-    world.fault(&["kill-propagates", "100"]);
-    world.start_service();
-    // Long kernels, and the stop right after one has begun: it is in flight.
-    world.start_job(world.argv("job", 300_000, 8, 0));
-    let launches = |status: &GpuStatus| status.offline.as_ref().map_or(0, |(_, c)| c.launches);
-    let before = launches(&world.wait("the job launches", |status| launches(status) > 1));
-    world.wait("one more kernel begins", |status| launches(status) > before);
-    let order = Order::StopOffline { job: None, reason: StopReason::Asked };
-    world.agent().order(&world.gpu, order).unwrap();
-    world.event("the job ends", |event| matches!(event, Event::JobEnded { .. }));
-    std::thread::sleep(Duration::from_secs(2));
-    let restarts = restarts(&world);
-    world.end();
-    restarts
-}
-
-#[test]
-fn the_clean_stop_protects_and_without_it_the_service_is_harmed() {
-    inside("reliability::inner_clean_stop");
-}
-
-#[test]
-#[ignore = "run inside an emulated node by the_clean_stop_protects_and_without_it_the_service_is_harmed"]
-fn inner_clean_stop() {
-    assert_eq!(stop_once(""), 0, "with the clean order nothing happens");
-    let harmed = stop_once("[defences]\nclean_stop = false\n");
-    assert!(harmed > 0, "without it the service must be harmed, or the test proves nothing");
-    println!("MEASURED clean stop: service restarts 0 with it, {harmed} without");
 }
 
 #[test]
@@ -95,7 +51,7 @@ fn inner_agent_to_kill() {
     let world = World::start_in(Path::new(&variable("MUXFLOW_TEST_STATE")), "");
     world.start_service();
     world.start_worker_job();
-    std::fs::write(world.base().join("both-run"), job_pid(&world).to_string()).unwrap();
+    std::fs::write(world.base().join("both-run"), world.job_pid().to_string()).unwrap();
     std::thread::sleep(LONG);
 }
 
@@ -132,11 +88,11 @@ fn inner_killed_agent() {
     world.wait("healthy", |status| status.health == HealthState::Healthy);
     let status = world.agent().status(&world.gpu).unwrap();
     assert_eq!((status.mps_starts, status.online_restarts), (0, 0), "nothing was started again");
-    let (served, gap_us) = world.served_since(killed_at);
-    assert!(served > 10, "the service went on");
+    let served = world.served_since(killed_at);
+    assert!(served.count() > 10 && served.errors == 0, "the service went on: {served:?}");
     println!(
         "MEASURED kill -9 of the agent: job gone after {gone_ms} ms, longest gap of the service {} ms",
-        gap_us / 1000
+        served.gap_us / 1000
     );
     world.end();
 }
@@ -188,12 +144,12 @@ fn inner_table() {
             }
         }
         let status = world.agent().status(&world.gpu).unwrap();
-        let (served, gap_us) = world.served_since(at);
+        let served = world.served_since(at);
         println!(
             "MEASURED | {} | {} | {} | {} | {} | {} |",
             words.join(" "),
-            gap_us / 1000,
-            served,
+            served.gap_us / 1000,
+            served.count(),
             status.online_restarts,
             job,
             status.health

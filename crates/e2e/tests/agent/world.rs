@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use muxflow_agent::agent::{Agent, wait_status};
-use muxflow_agent::cgroup::Limits;
+use muxflow_agent::cgroup::{Cgroups, Limits};
 use muxflow_agent::config::AgentConfig;
 use muxflow_agent::gpu::{Event, GpuStatus, OfflineSpec, OnlineSpec, Order};
 use muxflow_agent::stop::StopLimits;
@@ -21,11 +21,11 @@ fn emulated() -> PathBuf {
     if let Some(built) = std::env::var_os("MUXFLOW_EMULATED_BUILT") {
         return built.into();
     }
-    let packages = ["gpu", "cuda", "nvml", "dcgm"].map(|part| format!("muxflow-emulated-{part}"));
+    let parts = ["emulated-gpu", "emulated-cuda", "emulated-nvml", "emulated-dcgm", "examples"];
     let mut build = Command::new(env!("CARGO"));
     build.args(["build", "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    for package in &packages {
-        build.args(["-p", package]);
+    for part in parts {
+        build.args(["-p", &format!("muxflow-{part}")]);
     }
     must(&mut build);
     target().join("debug")
@@ -48,6 +48,7 @@ pub(crate) fn inside(name: &str) {
         .args(["--gpus", "t4", "--"])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", name, "--ignored", "--nocapture"])
+        .env("MUXFLOW_TEST_BUILT", &built)
         .env("MUXFLOW_TEST_FAULT", built.join("muxflow-emulated-fault"))
         .env("MUXFLOW_TEST_CHILD", child)
         .env("MUXFLOW_TEST_XCUDA", interposer)
@@ -62,6 +63,11 @@ pub(crate) fn inside(name: &str) {
     }
 }
 
+/// How often a test that can be made long repeats itself.
+pub(crate) fn rounds(otherwise: u32) -> u32 {
+    std::env::var("MUXFLOW_TEST_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(otherwise)
+}
+
 pub(crate) fn variable(name: &str) -> PathBuf {
     std::env::var_os(name).map(PathBuf::from).expect("run by another test")
 }
@@ -70,6 +76,7 @@ pub(crate) struct World {
     dir: Option<tempfile::TempDir>,
     base: PathBuf,
     run: PathBuf,
+    cgroup_parent: String,
     pub(crate) agent: Option<Agent>,
     pub(crate) gpu: String,
 }
@@ -107,7 +114,8 @@ impl World {
         let config = AgentConfig::read(&path).unwrap();
         let agent = Agent::start(&config, (variable("MUXFLOW_TEST_CHILD"), Vec::new())).unwrap();
         let gpu = agent.gpus()[0].clone();
-        World { dir: None, base: base.to_owned(), run, agent: Some(agent), gpu }
+        let cgroup_parent = format!("muxflow-e2e-{label}");
+        World { dir: None, base: base.to_owned(), run, cgroup_parent, agent: Some(agent), gpu }
     }
 
     pub(crate) fn agent(&self) -> &Agent {
@@ -117,6 +125,19 @@ impl World {
     pub(crate) fn wait(&self, what: &str, holds: impl Fn(&GpuStatus) -> bool) -> GpuStatus {
         wait_status(self.agent(), &self.gpu, LONG, holds)
             .unwrap_or_else(|| panic!("never: {what}: {:#?}", self.agent().status(&self.gpu)))
+    }
+
+    /// Waits for something that no status shows.
+    pub(crate) fn until(&self, what: &str, holds: impl Fn() -> bool) {
+        let deadline = Instant::now() + LONG;
+        while !holds() {
+            assert!(
+                Instant::now() < deadline,
+                "never: {what}: {:#?}",
+                self.agent().status(&self.gpu)
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     pub(crate) fn event(&self, what: &str, wanted: impl Fn(&Event) -> bool) -> Event {
@@ -141,17 +162,29 @@ impl World {
         self.base.join("service.record")
     }
 
-    pub(crate) fn argv(&self, who: &str, kernel_us: u32, fill: u32, pause_us: u64) -> Vec<String> {
+    /// Kernels of so many microseconds with this shape, and a pause after each.
+    pub(crate) fn argv(
+        &self,
+        who: &str,
+        kernel_us: u32,
+        shape: &str,
+        pause_us: u64,
+    ) -> Vec<String> {
         let record = if who == "service" { self.record() } else { "-".into() };
         let words = [variable("MUXFLOW_TEST_WORKER"), kernel_us.to_string().into()];
-        let rest = [fill.to_string().into(), self.pause(who, pause_us), record];
+        let rest = [shape.into(), self.pause(who, pause_us), record];
         words.into_iter().chain(rest).map(|word| word.display().to_string()).collect()
     }
 
+    /// The usual service: a 2 ms kernel every 20 ms.
     pub(crate) fn start_service(&self) {
+        self.start_service_as(self.argv("service", 2_000, "16", 20_000));
+    }
+
+    pub(crate) fn start_service_as(&self, argv: Vec<String>) {
         let spec = OnlineSpec {
             service: ServiceId::new("service").unwrap(),
-            argv: self.argv("service", 2_000, 16, 20_000),
+            argv,
             env: BTreeMap::new(),
             cwd: "/".into(),
             user: None,
@@ -163,9 +196,8 @@ impl World {
         self.wait("the service runs", |status| status.online.is_some());
     }
 
-    pub(crate) fn start_job(&self, argv: Vec<String>) {
-        self.wait("the GPU takes a job", |status| status.placeable && status.share.is_some());
-        let spec = OfflineSpec {
+    pub(crate) fn spec(argv: Vec<String>) -> OfflineSpec {
+        OfflineSpec {
             job: JobId::new("job").unwrap(),
             argv,
             env: BTreeMap::new(),
@@ -175,7 +207,15 @@ impl World {
             share: None,
             quota: None,
             stop: StopLimits { checkpoint_ms: 500, ..StopLimits::default() },
-        };
+        }
+    }
+
+    pub(crate) fn start_job(&self, argv: Vec<String>) {
+        self.start_job_as(Self::spec(argv));
+    }
+
+    pub(crate) fn start_job_as(&self, spec: OfflineSpec) {
+        self.wait("the GPU takes a job", |status| status.placeable && status.share.is_some());
         self.agent().order(&self.gpu, Order::StartOffline(Box::new(spec))).unwrap();
         self.event("the job starts", |event| match event {
             Event::JobRefused { reason, .. } => panic!("refused: {reason}"),
@@ -184,24 +224,42 @@ impl World {
     }
 
     pub(crate) fn start_worker_job(&self) {
-        self.start_job(self.argv("job", 500, 8, 0));
+        self.start_job(self.argv("job", 500, "8", 0));
         self.wait("the job launches", |status| {
             status.offline.as_ref().is_some_and(|(_, counts)| counts.launches > 100)
         });
+    }
+
+    /// A process of the job that is registered with the agent.
+    pub(crate) fn job_pid(&self) -> u32 {
+        self.agent().shared(&self.gpu).unwrap().job().unwrap().block.registered()[0]
+    }
+
+    pub(crate) fn restarts(&self) -> u64 {
+        self.agent().status(&self.gpu).unwrap().online_restarts
     }
 
     pub(crate) fn fault(&self, words: &[&str]) {
         must(Command::new(variable("MUXFLOW_TEST_FAULT")).args(words));
     }
 
-    /// Lines of the record since a moment: how many requests were served and the longest gap.
-    pub(crate) fn served_since(&self, from_us: u64) -> (usize, u64) {
-        let text = fs::read_to_string(self.record()).unwrap_or_default();
-        let times: Vec<u64> =
-            text.lines().filter_map(|line| line.split(' ').next()?.parse().ok()).collect();
-        // The gap that began before the moment and ended after it counts too.
-        let gaps = times.windows(2).filter(|pair| pair[1] >= from_us).map(|pair| pair[1] - pair[0]);
-        (times.iter().filter(|at| **at >= from_us).count(), gaps.max().unwrap_or(0))
+    /// What the service did since a moment.
+    pub(crate) fn served_since(&self, from_us: u64) -> Served {
+        Served::read(&fs::read_to_string(self.record()).unwrap_or_default(), from_us)
+    }
+
+    /// Waits until the service has served so many more requests, and says what it did meanwhile.
+    pub(crate) fn serve(&self, count: usize) -> Served {
+        let from = now_us();
+        let deadline = Instant::now() + LONG;
+        loop {
+            let served = self.served_since(from);
+            if served.count() >= count {
+                return served;
+            }
+            assert!(Instant::now() < deadline, "the service does not serve: {served:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Where clients of the agent's MPS daemon connect.
@@ -227,9 +285,87 @@ impl World {
                 .status();
             assert!(quit.is_ok());
         }
+        self.clean_up();
+    }
+
+    /// Nothing of a test is left behind: no files, no control groups.
+    fn clean_up(&mut self) {
         fs::remove_dir_all(&self.run).unwrap();
+        let groups = Cgroups::detect(&self.cgroup_parent);
+        let deadline = Instant::now() + LONG;
+        loop {
+            groups.remove_empty();
+            let mounts = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+            let left = mounts.map(|mount| mount.path().join(&self.cgroup_parent));
+            let left: Vec<PathBuf> = left.filter(|path| path.exists()).collect();
+            if left.is_empty() {
+                break;
+            }
+            assert!(Instant::now() < deadline, "control groups are left: {left:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
         drop(self.dir.take());
     }
+}
+
+/// What a service recorded from some moment on.
+#[derive(Debug, Default)]
+pub(crate) struct Served {
+    /// Latency and device time of each request served, in microseconds.
+    pub(crate) requests: Vec<(u64, u64)>,
+    /// Requests that found no memory.
+    pub(crate) out_of_memory: usize,
+    /// Requests that failed otherwise.
+    pub(crate) errors: usize,
+    /// The longest time between two served requests.
+    pub(crate) gap_us: u64,
+}
+
+impl Served {
+    fn read(text: &str, from_us: u64) -> Self {
+        let mut served = Served::default();
+        let mut last = None;
+        for line in text.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let Some(at) = words.first().and_then(|word| word.parse::<u64>().ok()) else {
+                continue;
+            };
+            let numbers = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());
+            match (numbers(1), numbers(2)) {
+                (Some(latency), Some(device)) => {
+                    // The gap that began before the moment and ended after it counts too.
+                    if at >= from_us {
+                        served.requests.push((latency, device));
+                        served.gap_us = served.gap_us.max(at - last.unwrap_or(at));
+                    }
+                    last = Some(at);
+                }
+                _ if at < from_us => {}
+                _ if words.get(1) == Some(&"oom") => served.out_of_memory += 1,
+                _ if words.get(1) == Some(&"error") => served.errors += 1,
+                // A line that is being written.
+                _ => {}
+            }
+        }
+        served
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Device time that so many of a hundred requests did not exceed.
+    pub(crate) fn device_us(&self, percent: usize) -> u64 {
+        percentile(self.requests.iter().map(|(_, device)| *device), percent)
+    }
+}
+
+/// The value that so many of a hundred do not exceed; 0 of nothing.
+pub(crate) fn percentile(values: impl Iterator<Item = u64>, percent: usize) -> u64 {
+    let mut sorted: Vec<u64> = values.collect();
+    sorted.sort_unstable();
+    let last = sorted.len().saturating_sub(1);
+    sorted.get((last * percent).div_ceil(100)).copied().unwrap_or(0)
 }
 
 pub(crate) fn now_us() -> u64 {

@@ -2,14 +2,16 @@
 
 #![expect(clippy::print_stdout, reason = "a program for people at a terminal")]
 
-use std::io::{BufRead, BufReader, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, LineWriter, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::Parser;
-use muxflow_examples::driver::Gpu;
+use muxflow_examples::driver::{Gpu, Timer};
 use muxflow_examples::histogram::Histogram;
 use muxflow_examples::network::{Loaded, Network};
 use muxflow_examples::signals;
@@ -26,6 +28,16 @@ struct Arguments {
     /// Requests per second that it makes itself, at random moments; 0 makes none.
     #[arg(long, default_value_t = 20.0)]
     rate: f64,
+    /// So many times more requests of its own while the file of `--burst-while` exists.
+    #[arg(long, default_value_t = 5.0)]
+    burst: f64,
+    /// A file that makes a burst.
+    #[arg(long)]
+    burst_while: Option<PathBuf>,
+    /// One line for each request: when it was answered (microseconds since the epoch), latency and
+    /// device time in microseconds.
+    #[arg(long)]
+    record: Option<PathBuf>,
     /// Serve `GET /infer` and `GET /stats` here, such as 127.0.0.1:8900; port 0 picks one.
     #[arg(long)]
     listen: Option<String>,
@@ -41,17 +53,27 @@ struct Server {
     gpu: &'static Gpu,
     model: Mutex<Loaded<'static>>,
     batch: u32,
+    timer: Timer,
     histogram: Mutex<Histogram>,
+    record: Option<Mutex<LineWriter<File>>>,
 }
 
 impl Server {
     /// One request that arrived at `arrival`; its latency in microseconds.
     fn infer(&self, arrival: Instant) -> anyhow::Result<f64> {
         let model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
+        self.gpu.mark(self.timer, false)?;
         model.pass(self.batch, 1)?;
+        self.gpu.mark(self.timer, true)?;
         self.gpu.synchronize()?;
+        let device_us = self.gpu.elapsed_us(self.timer)?;
         drop(model);
         let us = arrival.elapsed().as_secs_f64() * 1e6;
+        if let Some(record) = &self.record {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
+            let mut record = record.lock().unwrap_or_else(PoisonError::into_inner);
+            writeln!(record, "{now} {us:.0} {device_us:.0}")?;
+        }
         self.histogram.lock().unwrap_or_else(PoisonError::into_inner).add(us);
         Ok(us)
     }
@@ -96,10 +118,20 @@ fn main() -> anyhow::Result<()> {
     signals::watch();
     let gpu: &'static Gpu = Box::leak(Box::new(Gpu::open()?));
     let model = Loaded::new(gpu, Network::find(&arguments.network)?)?;
+    let record = match &arguments.record {
+        Some(path) => {
+            let file =
+                File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+            Some(Mutex::new(LineWriter::new(file)))
+        }
+        None => None,
+    };
     let server = Arc::new(Server {
         gpu,
         model: Mutex::new(model),
         batch: arguments.batch,
+        timer: gpu.timer()?,
+        record,
         histogram: Mutex::new(Histogram::default()),
     });
     if let Some(address) = &arguments.listen {
@@ -125,7 +157,9 @@ fn main() -> anyhow::Result<()> {
     let over = || arguments.seconds > 0.0 && began.elapsed().as_secs_f64() >= arguments.seconds;
     while !signals::stop_asked() && !over() {
         if arguments.rate > 0.0 {
-            next += Duration::from_secs_f64(moments.next_s(arguments.rate));
+            let bursts = arguments.burst_while.as_ref().is_some_and(|file| file.exists());
+            let rate = if bursts { arguments.rate * arguments.burst } else { arguments.rate };
+            next += Duration::from_secs_f64(moments.next_s(rate));
             let wait = next.saturating_duration_since(Instant::now());
             std::thread::sleep(wait);
             // Latency counts from the moment the request came, not from when its turn was.
