@@ -185,15 +185,19 @@ impl Agent {
                 drop(orders.send(Order::Fault(seen)));
             }
         };
-        match errors::watch_nvml(Arc::clone(nvml), self.order.clone(), tell.clone()) {
-            Ok(watcher) => self.watchers.push(watcher),
-            Err(error) => tracing::warn!(error = %error, "no XID events from NVML"),
-        }
+        let mut log_is_watched = false;
         if let Some(path) = &config.kernel_log {
-            match errors::watch_kernel_log(path, tell) {
-                Ok(watcher) => self.watchers.push(watcher),
+            match errors::watch_kernel_log(path, tell.clone()) {
+                Ok(watcher) => {
+                    log_is_watched = true;
+                    self.watchers.push(watcher);
+                }
                 Err(error) => tracing::warn!(error = %error, "the kernel log is not watched"),
             }
+        }
+        match errors::watch_nvml(Arc::clone(nvml), self.order.clone(), log_is_watched, tell) {
+            Ok(watcher) => self.watchers.push(watcher),
+            Err(error) => tracing::warn!(error = %error, "no XID events from NVML"),
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use muxflow_policy::node::fault::Fault;
-use muxflow_policy::node::xid::{self, XidLine};
+use muxflow_policy::node::xid::{self, RecoveryAction, XidLine};
 use muxflow_types::Micros;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::event::EventTypes;
@@ -23,6 +23,7 @@ use nvml_wrapper::error::NvmlError;
 
 use crate::error::{AgentError, Result, file};
 use crate::monitor;
+use crate::monitor::nvml::recovery_of;
 
 /// Who told of an XID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +48,9 @@ pub struct XidSeen {
     /// The process that the driver blames.
     pub pid: Option<u32>,
 }
+
+/// The XID by which the driver asks for a recovery.
+const RECOVERY_XID: u16 = 154;
 
 /// Drops the echo of an event that both sources tell.
 #[derive(Debug, Default)]
@@ -77,9 +81,10 @@ impl Echoes {
     }
 }
 
-/// XID 154 comes from NVML without what it asks for.
+/// XID 154 may come from NVML without what it asks for.
 fn same_event(a: Fault, b: Fault) -> bool {
-    a == b || matches!((a, b), (Fault::Recovery(_), Fault::Recovery(_)))
+    let bare = Fault::Recovery(RecoveryAction::Unknown);
+    a == b || matches!((a, b), (Fault::Recovery(_), Fault::Recovery(_)) if a == bare || b == bare)
 }
 
 /// A thread that watches one source until it is dropped.
@@ -106,10 +111,12 @@ fn spawn(name: &str, body: impl FnOnce(&AtomicBool) + Send + 'static) -> Result<
     Ok(Watcher { stop, thread: Some(thread) })
 }
 
-/// Watches NVML's events of all GPUs.
+/// Watches NVML's events of all GPUs. XID 154 says that something is needed and not what: that is
+/// asked for, and where the driver does not tell, it is left to the kernel log when that is watched.
 pub fn watch_nvml(
     nvml: Arc<Nvml>,
     uuids: Vec<String>,
+    log_is_watched: bool,
     mut tell: impl FnMut(XidSeen) + Send + 'static,
 ) -> Result<Watcher> {
     // Registering may fail; say so before the thread hides it.
@@ -123,7 +130,14 @@ pub fn watch_nvml(
                     let (Ok(gpu), Ok(number)) = (event.device.uuid(), u16::try_from(number)) else {
                         continue;
                     };
-                    let fault = Fault::from_xid(number, None);
+                    let asked = (number == RECOVERY_XID)
+                        .then(|| recovery_of(&event.device))
+                        .flatten()
+                        .filter(|action| *action != RecoveryAction::None);
+                    if number == RECOVERY_XID && asked.is_none() && log_is_watched {
+                        continue;
+                    }
+                    let fault = Fault::from_xid(number, asked);
                     let at = monitor::now();
                     tell(XidSeen { at, teller: Teller::Nvml, gpu, fault, pid: None });
                 }
@@ -224,7 +238,6 @@ fn follow_lines(log: File, stop: &AtomicBool, told: &mut impl FnMut(XidLine)) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use muxflow_policy::node::xid::RecoveryAction;
     use std::io::Write;
     use std::sync::mpsc;
 
@@ -240,6 +253,9 @@ mod tests {
         assert!(echoes.is_news(second, Teller::KernelLog, "A", asked));
         let bare = Fault::Recovery(RecoveryAction::Unknown);
         assert!(!echoes.is_news(second, Teller::Nvml, "A", bare));
+        assert!(echoes.is_news(second, Teller::KernelLog, "A", asked));
+        let more = Fault::Recovery(RecoveryAction::NodeReboot);
+        assert!(echoes.is_news(second, Teller::Nvml, "A", more), "asks for something else");
         assert!(echoes.is_news(Micros::from_secs(9), Teller::KernelLog, "B", Fault::Xid(31)));
     }
 

@@ -50,6 +50,17 @@ impl<T> Out<T> {
         Ok(unsafe { self.0.read_unaligned() })
     }
 
+    pub(crate) fn get_at(self, i: usize) -> Answer<T>
+    where
+        T: Copy,
+    {
+        if self.0.is_null() {
+            return Err(NVML_ERROR_INVALID_ARGUMENT);
+        }
+        // SAFETY: the C caller promises an array long enough for the count it gave.
+        Ok(unsafe { self.0.add(i).read_unaligned() })
+    }
+
     pub(crate) fn put_at(self, i: usize, value: T) {
         if !self.0.is_null() {
             // SAFETY: the C caller promises an array long enough for the count it gave.

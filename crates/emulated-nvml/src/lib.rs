@@ -10,6 +10,7 @@
 mod clocks;
 mod events;
 mod ffi;
+mod fields;
 mod gpm;
 mod identity;
 mod library;

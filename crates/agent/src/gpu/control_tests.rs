@@ -55,6 +55,7 @@ impl World {
                 failure: None,
                 failures: 0,
                 processes: None,
+                recovery: None,
                 took: Micros::ZERO,
             },
             job: job(&dir.path().join("job")),

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use muxflow_policy::node::fault::{Fault, ResponseTable};
 use muxflow_policy::node::repair::{Evidence, Repair};
+use muxflow_policy::node::xid::RecoveryAction;
 use muxflow_policy::retry::RetryParams;
 use muxflow_types::{JobId, Micros, ServiceId};
 
@@ -394,15 +395,18 @@ impl Supervisor {
 
     /// A disabled GPU returns when what it waits for has happened.
     fn watch_return(&mut self) {
-        let lost = self
-            .shared
-            .monitor
-            .published()
-            .failure
-            .is_some_and(|(_, why)| why == monitor::SensorFailure::DeviceLost);
-        if self.was_lost && !lost {
-            // A device that was gone and is back has been reset.
+        let published = self.shared.monitor.published();
+        let lost =
+            published.failure.is_some_and(|(_, why)| why == monitor::SensorFailure::DeviceLost);
+        let asked = |what| !matches!(what, None | Some(RecoveryAction::None));
+        let no_more = asked(self.evidence.recovery) && !asked(published.recovery);
+        if (self.was_lost && !lost) || (no_more && published.recovery.is_some()) {
+            // A device that was gone and is back has been reset, and so has one whose driver asked
+            // for it and no longer does.
             self.evidence.gpu_reset_at = Some(monitor::now());
+        }
+        if published.recovery.is_some() {
+            self.evidence.recovery = published.recovery;
         }
         self.was_lost = lost;
         let mark = self.params.state_dir.join("gpu-was-reset");

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use muxflow_policy::node::xid::RecoveryAction;
 use muxflow_types::{GpuSample, Micros};
 
 use crate::sys;
@@ -70,6 +71,10 @@ pub trait Sensor: Send + 'static {
     fn source(&self) -> ActivitySource;
     /// Processes that hold a context on the GPU, when that can be told.
     fn processes(&mut self) -> Result<Vec<u32>, SensorFailure>;
+    /// What the driver asks for before the GPU is whole again, where it says.
+    fn recovery(&mut self) -> Option<RecoveryAction> {
+        None
+    }
 }
 
 /// The time that all of the agent uses: the monotonic clock.
@@ -92,6 +97,8 @@ pub struct Published {
     pub failures: u64,
     /// Processes on the GPU, and when that was read.
     pub processes: Option<(Micros, Vec<u32>)>,
+    /// What the driver asks for before the GPU is whole again, where it says.
+    pub recovery: Option<RecoveryAction>,
     /// How long the last read took.
     pub took: Micros,
 }
@@ -137,6 +144,7 @@ impl Monitor {
             failure: None,
             failures: 0,
             processes: None,
+            recovery: None,
             took: Micros::ZERO,
         };
         let shared = Arc::new(Shared {
@@ -192,7 +200,7 @@ impl Shared {
             let read = sensor.read(began);
             let listed = (began.since(processes_at) >= PROCESSES_EVERY).then(|| {
                 processes_at = began;
-                sensor.processes()
+                (sensor.processes(), sensor.recovery())
             });
             self.calling_since.store(0, Ordering::Release);
             self.publish(sensor.source(), began, read, listed);
@@ -211,7 +219,7 @@ impl Shared {
         source: ActivitySource,
         began: Micros,
         read: Result<GpuSample, SensorFailure>,
-        listed: Option<Result<Vec<u32>, SensorFailure>>,
+        listed: Option<(Result<Vec<u32>, SensorFailure>, Option<RecoveryAction>)>,
     ) {
         if let Ok(sample) = &read {
             unpoisoned(self.history.lock()).push(*sample);
@@ -230,8 +238,11 @@ impl Shared {
                 published.failure = Some((began, failure));
             }
         }
-        if let Some(Ok(processes)) = listed {
-            published.processes = Some((began, processes));
+        if let Some((processes, recovery)) = listed {
+            published.recovery = recovery;
+            if let Ok(processes) = processes {
+                published.processes = Some((began, processes));
+            }
         }
     }
 }

@@ -7,11 +7,14 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use muxflow_policy::node::xid::RecoveryAction;
 use muxflow_types::{Bytes, GpuSample, GpuType, MegaHertz, Micros, Percent, Watts};
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::enums::gpm::GpmMetricId;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::gpm::{GpmSample, gpm_metrics_get};
+use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
 
 use super::dcgm::Dcgm;
@@ -20,6 +23,9 @@ use crate::error::{AgentError, Result};
 
 /// GPM needs two samples this far apart.
 const GPM_EVERY: Micros = Micros::from_millis(100);
+
+/// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`, which drivers know from R565 on.
+const RECOVERY_ACTION: FieldId = FieldId(230);
 
 /// What a GPU is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,6 +92,15 @@ fn facts(nvml: &Nvml, index: u32) -> Result<GpuFacts> {
         memory: Bytes(device.memory_info().map_err(nvml_error("read the memory of a GPU"))?.total),
         highest_clock: device.max_clock_info(Clock::SM).ok().map(MegaHertz),
     })
+}
+
+/// What the driver asks for before a GPU is whole again, where it says.
+pub fn recovery_of(device: &Device<'_>) -> Option<RecoveryAction> {
+    let mut values = device.field_values_for(&[RECOVERY_ACTION]).ok()?;
+    match values.pop()?.ok()?.value.ok()? {
+        SampleValue::U32(number) => Some(RecoveryAction::from_number(number)),
+        _ => None,
+    }
 }
 
 /// A handle of NVML, valid while the library is.
@@ -231,6 +246,10 @@ impl Sensor for NvmlSensor {
         pids.sort_unstable();
         pids.dedup();
         Ok(pids)
+    }
+
+    fn recovery(&mut self) -> Option<RecoveryAction> {
+        recovery_of(&self.device())
     }
 }
 

@@ -104,7 +104,7 @@ fn epoch_us() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()
 }
 
-/// Traffic of 15 requests a second becomes 75, which is about three quarters of the GPU.
+/// Traffic of 11 requests a second becomes 55, which is about two thirds of the GPU.
 fn traffic(beside: Beside, seconds: u64) -> (Requests, Requests) {
     let settings = match beside {
         Beside::JobUnprotected => "[defences]\ngate = false\neviction = false\n",
@@ -114,7 +114,7 @@ fn traffic(beside: Beside, seconds: u64) -> (Requests, Requests) {
     let built = variable("MUXFLOW_TEST_BUILT");
     let (record, burst) = (world.base().join("requests"), world.base().join("burst"));
     let program = |name: &str| built.join(name).display().to_string();
-    let words = "--network vgg16 --batch 2 --rate 15 --seconds 0 --burst 5";
+    let words = "--network vgg16 --batch 2 --rate 11 --seconds 0 --burst 5";
     let mut service = vec![program("muxflow-example-inference")];
     service.extend(words.split(' ').map(String::from));
     for (flag, path) in [("--record", &record), ("--burst-while", &burst)] {

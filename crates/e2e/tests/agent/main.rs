@@ -9,5 +9,6 @@
 mod behaviour;
 mod burst;
 mod defences;
+mod faults;
 mod reliability;
 mod world;

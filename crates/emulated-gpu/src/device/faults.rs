@@ -186,7 +186,10 @@ impl Device {
             }
         }
         match xid {
-            48 | 95 => self.state.ecc_errors[0] += 1,
+            48 | 95 => {
+                self.state.ecc_errors[0] += 1;
+                self.state.recovery_action = 1;
+            }
             94 => self.state.ecc_errors[0] += 1,
             63 => self.state.remapped_rows[1] += 1,
             79 => {
