@@ -11,6 +11,7 @@ mod calibrate;
 mod ci;
 mod codegen;
 mod kubernetes;
+mod reliability;
 mod soak;
 mod tidy;
 
@@ -45,8 +46,10 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Long forms of the tests that kill processes: clients of an emulated GPU, and 200 processes
-    /// of one job three times.
+    /// Print the tables of docs/reliability.md: defences on and off, bursts, every fault.
+    Reliability(reliability::ReliabilityArgs),
+    /// Long forms of the tests: killed clients of an emulated GPU, signals to a job beside a
+    /// service, minutes of watching a GPU, and 200 processes of one job three times.
     Soak(soak::SoakArgs),
     /// A real Kubernetes control plane for tests and for trying things.
     #[command(subcommand)]
@@ -61,6 +64,7 @@ fn main() -> anyhow::Result<()> {
         Task::Calibrate { check } => calibrate::run(check),
         Task::Ci => ci::run(),
         Task::Codegen { check } => codegen::run(check),
+        Task::Reliability(args) => reliability::run(&args),
         Task::Soak(args) => soak::run(&args),
         Task::Kubernetes(action) => kubernetes::run(action),
         Task::Tidy => tidy::run(),

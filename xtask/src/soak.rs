@@ -5,28 +5,65 @@ use std::process::Command;
 use anyhow::{Context, bail};
 use clap::Args;
 
+use crate::reliability::measured;
+
 /// How long.
 #[derive(Debug, Args)]
 pub(crate) struct SoakArgs {
     /// Clients of an emulated GPU that are killed at random moments.
     #[arg(long, default_value_t = 1000)]
     kills: u32,
+    /// SIGTERM and SIGINT to a job in the middle of work, beside a service that must lose nothing.
+    #[arg(long, default_value_t = 1000)]
+    signals: u32,
+    /// Minutes of watching a GPU, in which the memory of the agent must stay flat.
+    #[arg(long, default_value_t = 10)]
+    minutes: u32,
+    /// Leave out the 200 processes of one job under the interposer.
+    #[arg(long)]
+    without_chaos: bool,
 }
 
-/// Runs the long forms of the tests that kill.
+/// Runs the long forms of the tests.
 pub(crate) fn run(args: &SoakArgs) -> anyhow::Result<()> {
+    if args.kills > 0 {
+        println!("killing {} clients of an emulated GPU", args.kills);
+        kill_clients(args.kills)?;
+    }
+    if args.signals > 0 {
+        println!("{} signals to a job in the middle of work", args.signals);
+        let test = "reliability::signals_to_the_job_in_the_middle_of_work_cost_the_service_nothing";
+        print_all(&measured(&[test], false, args.signals)?);
+    }
+    if args.minutes > 0 {
+        println!("watching a GPU for {} minutes", args.minutes);
+        let test = "behaviour::watching_a_gpu_costs_little_and_memory_stays_flat";
+        print_all(&measured(&[test], false, args.minutes * 60)?);
+    }
+    if !args.without_chaos {
+        println!("200 processes of one job under the interposer, three times");
+        crate::bench::e2e("soak")?;
+    }
+    Ok(())
+}
+
+fn print_all(lines: &[String]) {
+    for line in lines {
+        println!("  {line}");
+    }
+}
+
+fn kill_clients(kills: u32) -> anyhow::Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let test = ["test", "-p", "muxflow-emulated-gpu", "--test", "driver", "killed_at_any_time"];
-    println!("killing {} clients of an emulated GPU", args.kills);
     let status = Command::new(cargo)
         .args(test)
-        .env("MUXFLOW_KILLS", args.kills.to_string())
+        .env("MUXFLOW_KILLS", kills.to_string())
         .current_dir(crate::ci::root())
         .status()
         .context("cannot start cargo")?;
     if !status.success() {
         bail!("the soak failed: {status}");
     }
-    println!("200 processes of one job under the interposer, three times");
-    crate::bench::e2e("soak")
+    Ok(())
 }

@@ -433,6 +433,7 @@ fn mps_daemon(
         dir: config.run_dir.join("mps").join(encode(&facts.uuid)),
         multi_user: mps.multi_user,
         limit: mps.limit,
+        offline_partition: mps.offline_partition,
     };
     let group = node.runner.cgroups().create(&format!("mps-{}", facts.uuid), &Limits::default())?;
     MpsDaemon::adopt(spec, group).map(Some)
@@ -457,7 +458,7 @@ fn supervisor_params(
         mps_every: config.mps.as_ref().map_or(Duration::from_secs(1), |mps| mps.check_every),
         register_within: Duration::from_secs(2),
         fault_stop: Duration::from_millis(1_500),
-        driver_memory_limit: config.mps.as_ref().is_some_and(|mps| mps.driver_memory_limit),
+        driver_memory_limit: config.mps.as_ref().and_then(|mps| mps.driver_memory_limit),
         defences: config.defences,
     }
 }

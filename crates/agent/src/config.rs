@@ -79,8 +79,10 @@ pub struct MpsSettings {
     pub check_every: Duration,
     /// How long an answer may take.
     pub limit: Duration,
-    /// Have the driver cap memory too.
-    pub driver_memory_limit: bool,
+    /// Have the driver cap memory too; none does so where the driver can.
+    pub driver_memory_limit: Option<bool>,
+    /// Part of the SMs that jobs get for good, 0 to 1, where the driver can cut them.
+    pub offline_partition: Option<f64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -143,7 +145,8 @@ struct RawMps {
     answer_within_ms: u64,
     probe_within_ms: u64,
     probe_every_s: u64,
-    driver_memory_limit: bool,
+    driver_memory_limit: Option<bool>,
+    offline_partition_pct: Option<f64>,
 }
 
 impl Default for RawMps {
@@ -156,7 +159,8 @@ impl Default for RawMps {
             answer_within_ms: 3_000,
             probe_within_ms: 5_000,
             probe_every_s: 60,
-            driver_memory_limit: false,
+            driver_memory_limit: None,
+            offline_partition_pct: None,
         }
     }
 }
@@ -281,12 +285,21 @@ fn checked(raw: Raw, laws: NodeConfig) -> std::result::Result<AgentConfig, Strin
     within("mps.answer_within_ms", raw.mps.answer_within_ms, 50, 60_000)?;
     within("mps.probe_within_ms", raw.mps.probe_within_ms, 50, 60_000)?;
     within("mps.probe_every_s", raw.mps.probe_every_s, 1, 86_400)?;
+    let offline_partition = match raw.mps.offline_partition_pct {
+        Some(value) if !(1.0..=99.0).contains(&value) => {
+            return Err(format!(
+                "mps.offline_partition_pct is {value}; it must be between 1 and 99"
+            ));
+        }
+        value => value.map(|pct| pct / 100.0),
+    };
     let mps = raw.mps.enabled.then(|| MpsSettings {
         program: raw.mps.program.clone(),
         multi_user: raw.mps.multi_user,
         check_every: Duration::from_millis(raw.mps.check_every_ms),
         limit: Duration::from_millis(raw.mps.answer_within_ms),
         driver_memory_limit: raw.mps.driver_memory_limit,
+        offline_partition,
     });
     let defences = Defences {
         gate: raw.defences.gate,

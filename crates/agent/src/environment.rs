@@ -109,7 +109,9 @@ pub fn offline(
         }
         if let Some(limit) = restraint.driver_memory_limit {
             let mib = limit.0 >> 20;
-            set(&mut env, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", format!("0={mib}M"));
+            // By UUID: an index would be counted among the GPUs of the machine.
+            let limit = format!("{}={mib}M", gpu.uuid);
+            set(&mut env, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limit);
         }
     }
     env
@@ -199,7 +201,7 @@ mod tests {
             ..restraint()
         };
         let env = offline(map(&[]), &map(&[]), gpu(), &hand);
-        assert_eq!(env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], "0=2048M");
+        assert_eq!(env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], "GPU-1=2048M");
         assert_eq!(env["CUDA_MPS_SM_PARTITION"], "p1");
         assert!(!env.contains_key("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"));
     }

@@ -7,6 +7,7 @@
 mod commands;
 pub mod daemon;
 pub mod limits;
+mod partitions;
 pub mod server;
 
 use std::path::PathBuf;

@@ -84,6 +84,40 @@ fn commands_limits_termination_faults_and_recovery() {
 }
 
 #[test]
+fn static_partitions_cut_the_sms_where_the_gpu_has_them() {
+    let started = |node: &Running| {
+        let mut command = on(node, built().join("nvidia-cuda-mps-control"));
+        assert!(command.args(["-d", "-S"]).status().expect("it starts").success());
+    };
+    let old = node("t4", 1.0);
+    started(&old);
+    let (ok, said) = control(&old, "sm_partition add GPU- 2");
+    assert!(!ok && said.contains("does not support"), "{said}");
+    control(&old, "quit");
+
+    let node = node("a10", 1.0);
+    started(&node);
+    let (ok, said) = control(&node, "sm_partition add GPU- 19");
+    assert!(!ok && said.contains("18 chunks are free"), "72 SMs in chunks of 4: {said}");
+    let (_, said) = control(&node, "sm_partition add GPU- 6");
+    let name = said.strip_prefix("Partition ").and_then(|s| s.strip_suffix(" created"));
+    let name = name.expect("its name").to_owned();
+    let check = |partition: Option<&str>| {
+        let mut command = on(&node, client());
+        command.args(["busy", "50"]).env_remove("CUDA_MPS_SM_PARTITION");
+        if let Some(partition) = partition {
+            command.env("CUDA_MPS_SM_PARTITION", partition);
+        }
+        command.stdout(Stdio::null()).status().expect("it ends").success()
+    };
+    assert!(check(Some(&name)), "who names a partition is let in");
+    assert!(!check(None) && !check(Some("GPU-/D99")), "who does not stays out");
+    assert!(control(&node, &format!("sm_partition rm {name}")).0);
+    assert!(control(&node, "sm_partition add GPU- 18").0, "all are free again");
+    control(&node, "quit");
+}
+
+#[test]
 fn killing_a_client_with_work_in_flight_takes_the_others_along_when_told_to() {
     let node = node("t4", 1.0);
     daemon(&node);

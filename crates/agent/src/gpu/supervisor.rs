@@ -61,8 +61,8 @@ pub struct SupervisorParams {
     pub register_within: Duration,
     /// How long a stop may take once the GPU is faulty: the service waits for it.
     pub fault_stop: Duration,
-    /// Have the driver cap memory too.
-    pub driver_memory_limit: bool,
+    /// Have the driver cap memory too; none does so where the driver can.
+    pub driver_memory_limit: Option<bool>,
     /// What protects the service.
     pub defences: Defences,
 }
@@ -120,6 +120,8 @@ pub struct Supervisor {
     pub(super) mended_at: Micros,
     /// The job that was stopped last, with the processes it had: for blame that comes after.
     pub(super) last_stopped: Option<(JobId, Vec<u32>)>,
+    /// Whether the driver caps memory, once it was asked.
+    pub(super) caps_memory: Option<bool>,
     server: Option<ProcessKey>,
     clients: Vec<u32>,
     next_mps: Instant,
@@ -154,6 +156,7 @@ impl Supervisor {
             evidence: Evidence::default(),
             mended_at: Micros::ZERO,
             last_stopped: None,
+            caps_memory: None,
             server: None,
             clients: Vec::new(),
             next_mps: now,
@@ -332,7 +335,11 @@ impl Supervisor {
         let pipe_dir = self.daemon.as_ref().map(|daemon| daemon.spec().pipe_dir());
         let user = self.online.as_ref().and_then(|online| online.launch.user);
         let (child, limit) = (&self.params.child, self.params.probe_limit);
-        let attached = probe::run(child, self.uuid(), pipe_dir.as_deref(), user, limit);
+        let attached = {
+            let partitions = self.daemon.as_ref().and_then(MpsDaemon::partitions);
+            let partition = partitions.map(|both| both.online.as_str());
+            probe::run_in(child, self.uuid(), pipe_dir.as_deref(), partition, user, limit)
+        };
         let now = monitor::now();
         let took = match &attached {
             Attached::Yes { sms, took } => {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use muxflow_abi::control::Settings;
-use muxflow_types::{JobId, ServiceId};
+use muxflow_types::{Bytes, JobId, ServiceId, SmCount, SmShare};
 
 use super::supervisor::{Offline, Online, Supervisor};
 use super::{ActiveJob, Event, OfflineSpec, OnlineSpec, StopReason};
@@ -15,11 +15,19 @@ use crate::control_block::ControlBlock;
 use crate::environment::{self, GpuSide, Restraint};
 use crate::error::{AgentError, Result};
 use crate::launch::{self, Exit, Kind, Launch};
+use crate::mps::daemon::MpsDaemon;
 use crate::process::ProcessKey;
 use crate::runner::Running;
 
 /// Beyond the limits of its steps, a stop gets this before it is killed.
 const STOP_MARGIN: Duration = Duration::from_secs(3);
+
+/// The driver counts what it needs for itself against its cap; the interposer holds the job to its
+/// quota before that, so the cap is only for what slips past the interposer.
+const DRIVER_SLACK: Bytes = Bytes(512 << 20);
+
+/// The variable with which a client names its static partition.
+const SM_PARTITION: &str = "CUDA_MPS_SM_PARTITION";
 
 /// A service that ran this long did not fail at its start.
 const SETTLED_AFTER_S: u64 = 60;
@@ -50,6 +58,15 @@ impl Supervisor {
     fn base_environment(&self) -> BTreeMap<String, String> {
         let list = self.params.pass_env.iter().map(String::as_str);
         environment::passed(std::env::vars(), list)
+    }
+
+    /// The job's part of the SMs where they are cut for good.
+    fn partition_share(&self) -> Option<SmShare> {
+        let both = self.daemon.as_ref().and_then(MpsDaemon::partitions)?;
+        // The probe saw the service's part only.
+        let online = self.shared.sms.load(Ordering::Relaxed);
+        let sms = online.saturating_mul(both.chunks) / (both.chunks - both.offline_chunks).max(1);
+        SmShare::new(SmCount(both.offline_sms(sms)), SmCount(sms)).ok()
     }
 
     fn mps_dirs(&self) -> Option<(std::path::PathBuf, std::path::PathBuf)> {
@@ -109,6 +126,11 @@ impl Supervisor {
         // Its group went with the last process.
         let limits = &online.launch.limits;
         let group = self.node.runner.group(Kind::Online, &online.launch.name, limits);
+        // A new MPS daemon has new partitions.
+        match self.daemon.as_ref().and_then(MpsDaemon::partitions) {
+            Some(both) => drop(online.launch.env.insert(SM_PARTITION.into(), both.online.clone())),
+            None => drop(online.launch.env.remove(SM_PARTITION)),
+        }
         let started = group.and_then(|group| {
             online.launch.group = group;
             online.launch.agent = ProcessKey::own();
@@ -199,7 +221,7 @@ impl Supervisor {
                 "the service runs as another user, and its MPS server serves one: set mps.multi_user or run both as one user",
             );
         }
-        let Some(share) = spec.share.or(status.share) else {
+        let Some(share) = self.partition_share().or(spec.share).or(status.share) else {
             return self.refuse(name, "the service needs all SMs, or none were counted yet");
         };
         let quota = spec.quota.unwrap_or(status.quota);
@@ -214,6 +236,11 @@ impl Supervisor {
         };
         settings.devices[0] = uuid_bytes(self.uuid());
         let capped = if self.params.defences.quota { quota.0 } else { u64::MAX };
+        if self.caps_memory.is_none() {
+            let asked =
+                || self.daemon.as_ref().is_some_and(|daemon| daemon.control().caps_memory());
+            self.caps_memory = Some(self.params.driver_memory_limit.unwrap_or_else(asked));
+        }
         let block = ControlBlock::create(&control_dir, &settings, capped, spec.user)?;
         let launch = self.offline_launch(spec, share, quota, &control_dir)?;
         // The fast loop must know the job before its first launch, or no heartbeat comes.
@@ -253,12 +280,14 @@ impl Supervisor {
             mps_pipe_dir: dirs.as_ref().map(|(pipe, _)| pipe.as_path()),
             mps_log_dir: dirs.as_ref().map(|(_, log)| log.as_path()),
         };
+        let partitions = self.daemon.as_ref().and_then(MpsDaemon::partitions);
+        let capped = self.caps_memory == Some(true) && self.params.defences.quota;
         let restraint = Restraint {
             interposer: &self.params.interposer,
             control_dir,
             share,
-            driver_memory_limit: self.params.driver_memory_limit.then_some(quota),
-            sm_partition: None,
+            driver_memory_limit: capped.then(|| quota.saturating_add(DRIVER_SLACK)),
+            sm_partition: partitions.map(|both| both.offline.as_str()),
         };
         let base = self.base_environment();
         let mps = self

@@ -133,6 +133,13 @@ impl MpsControl {
         self.ask(&format!("get_client_list {server}")).map(|text| parse_pids(&text))
     }
 
+    /// Whether the driver can cap the memory of clients: found by asking for a cap.
+    pub fn caps_memory(&self) -> bool {
+        let answer = self.ask("get_default_device_pinned_mem_limit 0").unwrap_or_default();
+        let answer = answer.trim().to_ascii_lowercase();
+        !answer.is_empty() && !["unknown", "invalid", "error"].iter().any(|no| answer.contains(no))
+    }
+
     /// Starts the server for a user now, and not when its first client comes.
     pub fn start_server(&self, uid: u32) -> Result<()> {
         self.ask(&format!("start_server -uid {uid}")).map(drop)
@@ -209,6 +216,20 @@ mod tests {
         assert_eq!(control.terminate_clients(&[22, 99]).unwrap(), 1);
         let asked = std::fs::read_to_string(dir.path().join("asked")).unwrap();
         assert_eq!(asked, "get_server_list\nget_client_list 10\nterminate_client 10 22\n");
+    }
+
+    #[test]
+    fn a_cap_on_memory_is_found_by_asking() {
+        for (body, has) in [
+            ("echo 'Value for device 0 : unlimited'", true),
+            ("echo 4G", true),
+            ("echo 'Unknown command: get_default_device_pinned_mem_limit'", false),
+            ("exit 1", false),
+            ("", false),
+        ] {
+            let (_dir, control) = scripted(body);
+            assert_eq!(control.caps_memory(), has, "{body}");
+        }
     }
 
     #[test]

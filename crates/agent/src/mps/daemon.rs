@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::control::{MpsControl, ServerStatus};
+use super::partition::Partitions;
 use crate::cgroup::Group;
 use crate::error::{AgentError, Result, file};
 use crate::launch;
@@ -31,6 +32,8 @@ pub struct DaemonSpec {
     pub multi_user: bool,
     /// How long each question may take.
     pub limit: Duration,
+    /// Cut the SMs in two for good, so large a part for jobs, where the driver can.
+    pub offline_partition: Option<f64>,
 }
 
 impl DaemonSpec {
@@ -49,6 +52,8 @@ impl DaemonSpec {
 struct Remembered {
     boot_id: String,
     daemon: ProcessKey,
+    #[serde(default)]
+    partitions: Option<Partitions>,
 }
 
 /// What is known of a daemon and its server.
@@ -82,6 +87,9 @@ pub struct MpsDaemon {
     failures: u32,
     not_before: Option<Instant>,
     started: u64,
+    partitions: Option<Partitions>,
+    /// The driver was asked for partitions and has none.
+    unpartitioned: bool,
 }
 
 /// The first wait after a failed start; each further one doubles it.
@@ -95,9 +103,12 @@ impl MpsDaemon {
             fs::create_dir_all(&dir).map_err(file("create", &dir))?;
         }
         let remembered = launch::read::<Remembered>(&memory_file(&spec.dir))?;
-        let daemon = remembered
-            .filter(|r| r.boot_id == process::boot_id() && r.daemon.is_alive())
-            .map(|r| r.daemon);
+        let remembered =
+            remembered.filter(|r| r.boot_id == process::boot_id() && r.daemon.is_alive());
+        let (daemon, partitions) = match remembered {
+            Some(remembered) => (Some(remembered.daemon), remembered.partitions),
+            None => (None, None),
+        };
         let control = MpsControl::new(spec.program.clone(), spec.pipe_dir(), spec.limit);
         Ok(MpsDaemon {
             spec,
@@ -108,7 +119,14 @@ impl MpsDaemon {
             failures: 0,
             not_before: None,
             started: 0,
+            unpartitioned: daemon.is_some() && partitions.is_none(),
+            partitions,
         })
+    }
+
+    /// The static partitions, where there are some.
+    pub fn partitions(&self) -> Option<&Partitions> {
+        self.partitions.as_ref()
     }
 
     /// How to reach it.
@@ -159,6 +177,33 @@ impl MpsDaemon {
     }
 
     fn start(&mut self) -> Result<()> {
+        let Some(share) = self.spec.offline_partition.filter(|_| !self.unpartitioned) else {
+            return self.start_as(&[]).and_then(|()| self.remember());
+        };
+        if self.start_as(&["-S"]).is_ok() {
+            self.partitions = Partitions::make(&self.control, &self.spec.uuid, share);
+            if let Some(made) = &self.partitions {
+                tracing::info!(gpu = self.spec.uuid, partitions = ?made, "SMs are cut in two");
+                return self.remember();
+            }
+        }
+        tracing::warn!(
+            gpu = self.spec.uuid,
+            "this driver or GPU has no static SM partitions: the share is set by percentage"
+        );
+        self.unpartitioned = true;
+        self.stop();
+        self.start_as(&[]).and_then(|()| self.remember())
+    }
+
+    fn remember(&self) -> Result<()> {
+        let Some(daemon) = self.daemon else { return Ok(()) };
+        let remembered =
+            Remembered { boot_id: process::boot_id(), daemon, partitions: self.partitions.clone() };
+        launch::write(&memory_file(&self.spec.dir), &remembered)
+    }
+
+    fn start_as(&mut self, flags: &[&str]) -> Result<()> {
         // What a dead daemon left in its directory keeps the next one from starting.
         let pipe_dir = self.spec.pipe_dir();
         drop(fs::remove_dir_all(&pipe_dir));
@@ -169,6 +214,7 @@ impl MpsDaemon {
         let mut command = Command::new(&self.spec.program);
         command
             .arg("-f")
+            .args(flags)
             .args(self.spec.multi_user.then_some("-multiuser-server"))
             .env("CUDA_VISIBLE_DEVICES", &self.spec.uuid)
             .env("CUDA_MPS_PIPE_DIRECTORY", &pipe_dir)
@@ -185,10 +231,6 @@ impl MpsDaemon {
         self.daemon = daemon;
         self.started += 1;
         self.await_answer()?;
-        if let Some(daemon) = daemon {
-            let remembered = Remembered { boot_id: process::boot_id(), daemon };
-            launch::write(&memory_file(&self.spec.dir), &remembered)?;
-        }
         tracing::info!(gpu = self.spec.uuid, pid = daemon.map(|d| d.pid), "MPS daemon runs");
         Ok(())
     }

@@ -35,6 +35,7 @@ fn daemon(dir: &Path, name: &str) -> MpsDaemon {
         dir: dir.join("mps"),
         multi_user: false,
         limit: Duration::from_secs(3),
+        offline_partition: None,
     };
     let groups = Cgroups::detect("muxflow-test");
     let name = format!("mps-{name}-{}", std::process::id());

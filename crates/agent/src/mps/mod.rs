@@ -6,4 +6,5 @@
 
 pub mod control;
 pub mod daemon;
+pub mod partition;
 pub mod probe;

@@ -41,6 +41,18 @@ pub fn run(
     user: Option<(u32, u32)>,
     limit: Duration,
 ) -> Attached {
+    run_in(child, uuid, pipe_dir, None, user, limit)
+}
+
+/// As [`run`], in a static partition of the SMs.
+pub fn run_in(
+    child: &ChildProgram,
+    uuid: &str,
+    pipe_dir: Option<&Path>,
+    partition: Option<&str>,
+    user: Option<(u32, u32)>,
+    limit: Duration,
+) -> Attached {
     let (program, arguments) = child;
     let mut command = Command::new(program);
     command
@@ -54,6 +66,9 @@ pub fn run(
         .stderr(Stdio::null());
     if let Some(dir) = pipe_dir {
         command.env("CUDA_MPS_PIPE_DIRECTORY", dir);
+    }
+    if let Some(partition) = partition {
+        command.env("CUDA_MPS_SM_PARTITION", partition);
     }
     let setup = ChildSetup {
         groups: Vec::new(),

@@ -37,7 +37,7 @@ fn visible(node: &Node) -> Vec<usize> {
     list.split(',').filter_map(find).collect()
 }
 
-fn options(multi_user: bool) -> Result<daemon::Options, String> {
+fn options(multi_user: bool, static_partitions: bool) -> Result<daemon::Options, String> {
     let own = std::env::args_os().next().map(PathBuf::from);
     let node = Node::find(own.as_deref())
         .ok_or("no emulated node: set MUXFLOW_EMULATED_DIR or run under `muxflow emulate`")?;
@@ -50,11 +50,12 @@ fn options(multi_user: bool) -> Result<daemon::Options, String> {
         log_directory: log_directory(),
         server_program,
         multi_user,
+        static_partitions,
     })
 }
 
 /// Starts itself again without a terminal, and waits until it listens.
-fn background(multi_user: bool) -> Result<(), String> {
+fn background(multi_user: bool, static_partitions: bool) -> Result<(), String> {
     let path = pipe_directory().join("control");
     if Socket::connect(&path).is_ok() {
         return Err("An instance of this daemon is already running".to_owned());
@@ -64,6 +65,9 @@ fn background(multi_user: bool) -> Result<(), String> {
     command.arg0(own).arg("-f");
     if multi_user {
         command.arg("-multiuser-server");
+    }
+    if static_partitions {
+        command.arg("-S");
     }
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.process_group(0);
@@ -91,15 +95,16 @@ fn run() -> Result<bool, String> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
     let multi_user = has("-multiuser-server");
+    let partitions = has("-S") || has("--static-partitioning");
     if has("-v") {
         print("MPS control (emulated) 13.4\n".as_bytes());
         return Ok(true);
     }
     if has("-d") {
-        return background(multi_user).map(|()| true);
+        return background(multi_user, partitions).map(|()| true);
     }
     if has("-f") {
-        return daemon::run(options(multi_user)?).map(|()| true).map_err(|e| {
+        return daemon::run(options(multi_user, partitions)?).map(|()| true).map_err(|e| {
             let cause = std::error::Error::source(&e).map(|s| format!(": {s}")).unwrap_or_default();
             format!("{e}{cause}")
         });

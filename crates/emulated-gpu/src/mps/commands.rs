@@ -21,7 +21,9 @@ impl Daemon {
                 self.quitting = true;
                 Ok(String::new())
             }
-            "device_query" | "lspart" => Ok(self.devices()),
+            "device_query" => Ok(self.devices()),
+            "lspart" => Ok(self.devices() + &self.partition_lines()),
+            "sm_partition" => self.partition_command(&words),
             _ => self.limit_command(&words),
         };
         match result {

@@ -9,8 +9,10 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use super::limits::Limits;
+use super::partitions::Partition;
 use super::server::report;
 use super::{code, topic};
+use crate::facts::Facts;
 use crate::node::Node;
 use crate::wire::{self, Kind, Message, Received, Socket};
 use crate::{EmulationError, sys};
@@ -33,6 +35,8 @@ pub struct Options {
     pub server_program: PathBuf,
     /// One server for all users.
     pub multi_user: bool,
+    /// Every client names a partition of the SMs.
+    pub static_partitions: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +79,8 @@ pub(super) struct Daemon {
     next: u64,
     pub servers: BTreeMap<u32, Server>,
     pub defaults: Limits,
+    pub partitions: BTreeMap<String, Partition>,
+    pub partitions_made: u32,
     pub quitting: bool,
 }
 
@@ -102,6 +108,8 @@ pub fn run(options: Options) -> Result<(), EmulationError> {
         next: 1,
         servers: BTreeMap::new(),
         defaults: Limits::from_environment(),
+        partitions: BTreeMap::new(),
+        partitions_made: 0,
         quitting: false,
     };
     daemon.log("Starting control daemon");
@@ -311,8 +319,18 @@ impl Daemon {
         let Some(server) = self.servers.get(&pid) else { return };
         let limits = server.limits.clone();
         let Some((_, Peer::Client(client))) = self.peers.get_mut(&key) else { return };
+        let own = Limits::from_text(&client.own);
+        let mut both = limits.tightened(&own);
+        if self.options.static_partitions {
+            // Percentages do not count there, and who names no partition stays out.
+            let Some(partition) = self.partitions.get(&own.partition) else {
+                self.reply(key, &Message::reply(code::CONNECTION_FAILED, &[]), &[]);
+                self.lost(key);
+                return;
+            };
+            both.thread_pct = partition.percent;
+        }
         client.server = Some(pid);
-        let both = limits.tightened(&Limits::from_text(&client.own));
         let who = client.pid;
         let text = format!("{}\n{}", both.to_text(), self.served());
         self.log(&format!("NEW CLIENT {who} from user {}: Server {pid}", self.servers[&pid].uid));
@@ -387,10 +405,14 @@ impl Daemon {
 
 /// Hex digits of a GPU's UUID.
 pub(super) fn facts(node: &Node, gpu: usize) -> Option<String> {
+    device_facts(node, gpu).map(|facts| facts.uuid.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+/// What a GPU is.
+pub(super) fn device_facts(node: &Node, gpu: usize) -> Option<Facts> {
     use crate::wire::Plain;
     let socket = Socket::connect(&node.socket(gpu)).ok()?;
     let answer = socket.ask(&Message::new(Kind::Stats, &[]), &[], &[]).ok()?;
     let at = size_of::<crate::facts::Stats>();
-    let facts = crate::facts::Facts::from_bytes(answer.tail.get(at..)?)?;
-    Some(facts.uuid.iter().map(|b| format!("{b:02x}")).collect())
+    Facts::from_bytes(answer.tail.get(at..)?)
 }

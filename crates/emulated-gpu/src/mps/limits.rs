@@ -11,11 +11,13 @@ pub struct Limits {
     pub memory: BTreeMap<String, u64>,
     /// 0 normal, 1 below normal.
     pub priority: u32,
+    /// The static partition that a client names; empty names none.
+    pub partition: String,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { thread_pct: 100.0, memory: BTreeMap::new(), priority: 0 }
+        Limits { thread_pct: 100.0, memory: BTreeMap::new(), priority: 0, partition: String::new() }
     }
 }
 
@@ -64,13 +66,15 @@ impl Limits {
         if variable("CUDA_MPS_CLIENT_PRIORITY").as_deref() == Some("1") {
             limits.priority = 1;
         }
+        limits.partition = variable("CUDA_MPS_SM_PARTITION").unwrap_or_default().trim().to_owned();
         limits
     }
 
     /// On one line.
     pub fn to_text(&self) -> String {
         let memory: Vec<String> = self.memory.iter().map(|(d, b)| format!("{d}={b}")).collect();
-        format!("{};{};{}", self.thread_pct, memory.join(","), self.priority)
+        let memory = memory.join(",");
+        format!("{};{memory};{};{}", self.thread_pct, self.priority, self.partition)
     }
 
     /// From such a line; what cannot be read is no limit.
@@ -79,7 +83,8 @@ impl Limits {
         let thread_pct = parts.next().and_then(|p| p.parse().ok()).unwrap_or(100.0);
         let memory = parts.next().map(parse_memory).unwrap_or_default();
         let priority = parts.next().and_then(|p| p.parse().ok()).unwrap_or(0);
-        Limits { thread_pct, memory, priority }
+        let partition = parts.next().unwrap_or_default().to_owned();
+        Limits { thread_pct, memory, priority, partition }
     }
 
     /// Both limits at once.
@@ -94,6 +99,7 @@ impl Limits {
             thread_pct: self.thread_pct.min(other.thread_pct),
             memory,
             priority: self.priority.max(other.priority),
+            partition: other.partition.clone(),
         }
     }
 
@@ -116,6 +122,7 @@ mod tests {
             thread_pct: 80.0,
             memory: parse_memory("0=1G,GPU-0a0b0c0d-1111-2222-3333-444455556666=512MB,x=?"),
             priority: 1,
+            partition: "GPU-0a/D1".to_owned(),
         };
         let both = Limits::from_text(&server.to_text()).tightened(&client);
         assert!((both.thread_pct - 50.0).abs() < 1e-9);
