@@ -1,7 +1,6 @@
 //! The agent as a whole: finds the GPUs, starts their loops, and passes orders and events.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -203,7 +202,7 @@ impl Agent {
     }
 
     fn watch_host(&mut self, config: &AgentConfig) -> Result<()> {
-        let reader = HostReader::new(Path::new("/proc"));
+        let reader = HostReader::new(&config.host_proc);
         tracing::info!(signs = reader.describe(), "host is watched");
         let mut watch = HostWatch::new(config.host);
         let targets: Vec<Ends> =
@@ -212,9 +211,13 @@ impl Agent {
         let inside = Arc::clone(&stop);
         let body = move || {
             while !inside.load(Ordering::Acquire) {
-                if let Some(distress) = watch.observe(reader.read(monitor::now())) {
+                let now = monitor::now();
+                if let Some(distress) = watch.observe(reader.read(now)) {
                     tracing::warn!(distress = %distress, "host in distress");
                     relieve(&targets, &distress.to_string());
+                }
+                for (gpu, _) in &targets {
+                    gpu.host_calm.store(watch.is_calm(now), Ordering::Release);
                 }
                 std::thread::sleep(Duration::from_millis(500));
             }

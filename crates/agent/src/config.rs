@@ -56,6 +56,8 @@ pub struct AgentConfig {
     pub probe_every: Duration,
     /// When the host is in distress.
     pub host: HostParams,
+    /// Where the kernel's files about the host are: another place than `/proc` in a container.
+    pub host_proc: PathBuf,
     /// Against mass eviction.
     pub breaker: BreakerParams,
     /// What protects the service.
@@ -168,6 +170,7 @@ impl Default for RawMps {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct RawHost {
+    proc: Option<PathBuf>,
     memory_used_pct: Option<f64>,
     kswapd_busy_pct: Option<f64>,
     kswapd_for_s: Option<u64>,
@@ -327,6 +330,7 @@ fn checked(raw: Raw, laws: NodeConfig) -> std::result::Result<AgentConfig, Strin
         probe_limit: Duration::from_millis(raw.mps.probe_within_ms),
         probe_every: Duration::from_secs(raw.mps.probe_every_s),
         host: host(&raw.host)?,
+        host_proc: raw.host.proc.clone().unwrap_or_else(|| "/proc".into()),
         breaker: breaker(&raw.breaker)?,
         defences,
         logs: raw.logs,

@@ -66,7 +66,7 @@ fn found(subject: &str, grade: Grade, seen: impl Into<String>, remedy: &str) -> 
 
 /// Looks at everything.
 pub fn examine(config: &AgentConfig, child: &ChildProgram) -> Vec<Finding> {
-    let mut all = vec![user(), groups(&config.cgroup_parent), host()];
+    let mut all = vec![user(), groups(&config.cgroup_parent), host(&config.host_proc)];
     all.extend(directories(config));
     all.push(interposer(&config.interposer));
     all.push(mps_program(config));
@@ -103,8 +103,8 @@ fn groups(parent: &str) -> Finding {
     )
 }
 
-fn host() -> Finding {
-    let reader = HostReader::new(Path::new("/proc"));
+fn host(proc: &Path) -> Finding {
+    let reader = HostReader::new(proc);
     let reading = reader.read(now());
     match (reading.memory, reading.pressure_full) {
         (Some(_), Some(_)) => good("host signs", reader.describe()),

@@ -259,6 +259,33 @@ mod tests {
         assert!(echoes.is_news(Micros::from_secs(9), Teller::KernelLog, "B", Fault::Xid(31)));
     }
 
+    /// `/dev/kmsg` gives one record for each read and fails where there is none; so does a pipe in
+    /// packet mode.
+    #[test]
+    fn records_of_the_kernel_are_told() {
+        use std::os::fd::FromRawFd;
+        let mut ends = [0; 2];
+        // SAFETY: room for two descriptors, which are ours from here on.
+        let (mut read, mut write) = unsafe {
+            let flags = libc::O_DIRECT | libc::O_NONBLOCK | libc::O_CLOEXEC;
+            assert_eq!(libc::pipe2(ends.as_mut_ptr(), flags), 0);
+            (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))
+        };
+        for record in [
+            "6,1042,98765,-;usb 1-1: new device\n SUBSYSTEM=usb\n",
+            "3,1043,98766,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='0', name=, GPU has fallen off the bus.\n",
+            "3,1044,98767,-;NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 8\n",
+        ] {
+            write.write_all(record.as_bytes()).unwrap();
+        }
+        let (stop, mut told) = (AtomicBool::new(false), Vec::new());
+        follow_records(&mut read, &stop, &mut |line: XidLine| {
+            told.push((line.xid, line.pid));
+            stop.store(line.xid == 31, Ordering::Release);
+        });
+        assert_eq!(told, [(79, Some(0)), (31, Some(4711))]);
+    }
+
     #[test]
     fn lines_that_are_added_are_told_and_old_ones_are_not() {
         let dir = tempfile::tempdir().unwrap();

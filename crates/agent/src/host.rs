@@ -22,7 +22,7 @@ pub struct HostParams {
     pub pressure_full: Percent,
     /// For how long the pressure must last.
     pub pressure_for: Micros,
-    /// A sign is over when it has been absent this long.
+    /// A sign is over when it has been absent this long; no job is placed until then.
     pub calm_for: Micros,
 }
 

@@ -318,7 +318,8 @@ impl ControlLoop {
         let mut status = shared.status();
         status.health = self.health.state();
         status.glitches = self.health.glitches();
-        status.placeable = permission.place && job.is_none();
+        let host_calm = shared.host_calm.load(Ordering::Acquire);
+        status.placeable = permission.place && host_calm && job.is_none();
         status.share = self.params.share.share(demand, sms).ok().filter(|share| share.sms().0 > 0);
         status.quota = quota.unwrap_or(Bytes::ZERO);
         status.budget = turn.budget.fraction;

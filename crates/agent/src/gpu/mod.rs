@@ -247,6 +247,8 @@ pub struct GpuShared {
     pub latency_us: AtomicU64,
     /// What it is held against; 0 leaves it to the laws.
     pub slo_us: AtomicU64,
+    /// The host is not in distress, and was not of late.
+    pub host_calm: AtomicBool,
 }
 
 impl GpuShared {
@@ -261,6 +263,7 @@ impl GpuShared {
             sms: std::sync::atomic::AtomicU32::new(0),
             latency_us: AtomicU64::new(0),
             slo_us: AtomicU64::new(0),
+            host_calm: AtomicBool::new(true),
         }
     }
 

@@ -210,6 +210,9 @@ impl Supervisor {
             return self.refuse(name, "the GPU is disabled");
         }
         let status = self.shared.status().clone();
+        if !self.shared.host_calm.load(Ordering::Acquire) {
+            return self.refuse(name, "the host was short of memory a moment ago");
+        }
         if !status.placeable {
             return self.refuse(name, format!("the GPU is {}", status.health));
         }

@@ -123,6 +123,12 @@ pub struct Monitor {
 /// allowed.
 const PROCESSES_EVERY: Micros = Micros::from_millis(250);
 
+/// What is read less often than the counters.
+struct Listed {
+    processes: Result<Vec<u32>, SensorFailure>,
+    recovery: Option<RecoveryAction>,
+}
+
 fn unpoisoned<T>(result: Result<T, PoisonError<T>>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }
@@ -200,7 +206,7 @@ impl Shared {
             let read = sensor.read(began);
             let listed = (began.since(processes_at) >= PROCESSES_EVERY).then(|| {
                 processes_at = began;
-                (sensor.processes(), sensor.recovery())
+                Listed { processes: sensor.processes(), recovery: sensor.recovery() }
             });
             self.calling_since.store(0, Ordering::Release);
             self.publish(sensor.source(), began, read, listed);
@@ -219,7 +225,7 @@ impl Shared {
         source: ActivitySource,
         began: Micros,
         read: Result<GpuSample, SensorFailure>,
-        listed: Option<(Result<Vec<u32>, SensorFailure>, Option<RecoveryAction>)>,
+        listed: Option<Listed>,
     ) {
         if let Ok(sample) = &read {
             unpoisoned(self.history.lock()).push(*sample);
@@ -238,7 +244,7 @@ impl Shared {
                 published.failure = Some((began, failure));
             }
         }
-        if let Some((processes, recovery)) = listed {
+        if let Some(Listed { processes, recovery }) = listed {
             published.recovery = recovery;
             if let Ok(processes) = processes {
                 published.processes = Some((began, processes));

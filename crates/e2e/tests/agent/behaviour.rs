@@ -1,6 +1,7 @@
 //! What the agent does about bursts, errors, blocked sensors and jobs that slip away.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use muxflow_agent::monitor::ActivitySource;
 use muxflow_policy::node::fault::Fault;
 use muxflow_types::HealthState;
 
-use crate::world::{World, inside, now_us};
+use crate::world::{World, inside, now_us, rounds};
 
 #[test]
 fn a_job_shares_the_gpu_and_leaves_on_a_burst() {
@@ -151,6 +152,71 @@ fn inner_stranger() {
 }
 
 #[test]
+fn a_host_in_distress_evicts_the_job() {
+    inside("behaviour::inner_host");
+}
+
+/// The kernel's files of a host, as a test wants them.
+fn write_host(dir: &Path, available_kib: u64, kswapd_ticks: u64, pressure: f64) {
+    fs::create_dir_all(dir.join("pressure")).unwrap();
+    fs::create_dir_all(dir.join("61")).unwrap();
+    let replace = |name: &str, text: String| {
+        let beside = dir.join("new");
+        fs::write(&beside, text).unwrap();
+        fs::rename(&beside, dir.join(name)).unwrap();
+    };
+    replace("meminfo", format!("MemTotal: 1000000 kB\nMemAvailable: {available_kib} kB\n"));
+    let full = format!("full avg10={pressure:.2} avg60=0.00 avg300=0.00 total=0\n");
+    replace("pressure/memory", full);
+    replace("61/comm", "kswapd0\n".into());
+    let stat = format!("61 (kswapd0) S 2 0 0 0 -1 0 0 0 0 0 0 {kswapd_ticks} 0 0 20 0 1 0 12 0 0");
+    replace("61/stat", stat);
+}
+
+#[test]
+#[ignore = "run inside an emulated node by a_host_in_distress_evicts_the_job"]
+fn inner_host() {
+    let dir = tempfile::tempdir().unwrap();
+    write_host(dir.path(), 500_000, 0, 0.0);
+    let settings = format!(
+        "[host]\nproc = '{}'\nkswapd_for_s = 1\npressure_for_s = 1\ncalm_for_s = 1\n",
+        dir.path().display()
+    );
+    let world = World::start(&settings);
+    world.start_service();
+    let from = now_us();
+    let mut ticks = 0;
+    for (sign, words) in [("memory", "host memory"), ("kswapd", "kswapd"), ("pressure", "pressure")]
+    {
+        world.start_worker_job();
+        let ended = loop {
+            match sign {
+                "memory" => write_host(dir.path(), 10_000, ticks, 0.0),
+                // Busy all the time, by its own count.
+                "kswapd" => {
+                    ticks += 5;
+                    write_host(dir.path(), 500_000, ticks, 0.0);
+                }
+                _ => write_host(dir.path(), 500_000, ticks, 60.0),
+            }
+            match world.agent().next_event(Duration::from_millis(50)) {
+                Some((_, ended @ Event::JobEnded { .. })) => break ended,
+                _ => assert!(now_us() - from < 120_000_000, "{sign} evicts nobody"),
+            }
+        };
+        let Event::JobEnded { reason: Some(StopReason::Host(why)), requeue, .. } = ended else {
+            panic!("{sign}: {ended:?}")
+        };
+        assert!(why.contains(words) && requeue, "{sign}: {why}");
+        assert!(!world.agent().status(&world.gpu).unwrap().placeable, "nothing is placed now");
+        write_host(dir.path(), 500_000, ticks, 0.0);
+    }
+    let served = world.served_since(from);
+    assert_eq!((served.errors, world.restarts()), (0, 0), "the service noticed nothing");
+    world.end();
+}
+
+#[test]
 fn watching_a_gpu_costs_little_and_memory_stays_flat() {
     inside("behaviour::inner_cost");
 }
@@ -171,7 +237,7 @@ fn inner_cost() {
     };
     let samples = || world.agent().shared(&world.gpu).unwrap().monitor.published().count;
     let (began, (ticks, pages), count) = (Instant::now(), own(), samples());
-    std::thread::sleep(Duration::from_secs(6));
+    std::thread::sleep(Duration::from_secs(rounds(6).max(6).into()));
     let (elapsed, (ticks_after, pages_after)) = (began.elapsed(), own());
     let taken = samples() - count;
     let busy_ms = (ticks_after - ticks) * 10;

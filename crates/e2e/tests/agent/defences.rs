@@ -76,10 +76,7 @@ fn capped(quota: bool) -> Served {
     let mut job = world.argv("job", 500, "8", 0);
     job.push("hold=all".into());
     world.start_job(job);
-    let output = world.base().join("state/workloads/offline-job/stdout.log");
-    world.until("the job has all it gets", || {
-        fs::read_to_string(&output).is_ok_and(|text| text.contains("ready"))
-    });
+    world.until("the job has all it gets", || world.job_output().contains("ready"));
     let from = now_us();
     world.until("the service has tried often", || {
         let served = world.served_since(from);

@@ -33,7 +33,7 @@ const FAULTS: &[(&str, Breaks)] = &[
     ("MPS server crashes", Breaks::Device(&["mps-crash"])),
     ("MPS hangs: new clients hang in `cuInit`", Breaks::Device(&["mps-hang"])),
     ("clock throttled to 600 MHz", Breaks::Device(&["throttle", "600"])),
-    ("memory burst of somebody else, 14 GiB", Breaks::Device(&["memory-burst", "14336"])),
+    ("memory burst of somebody else, 14.5 GiB", Breaks::Device(&["memory-burst", "14848"])),
     ("NVML calls block", Breaks::Device(&["nvml-block"])),
     ("NVML calls fail", Breaks::Device(&["nvml-error", "999"])),
 ];

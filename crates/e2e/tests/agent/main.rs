@@ -8,7 +8,9 @@
 
 mod behaviour;
 mod burst;
+mod command;
 mod defences;
+mod driver_side;
 mod faults;
 mod reliability;
 mod world;

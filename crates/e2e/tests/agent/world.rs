@@ -38,14 +38,19 @@ fn child_program() -> PathBuf {
     target().join("debug/muxflow-agent-child")
 }
 
-/// Runs the ignored test `name` inside an emulated node.
+/// Runs the ignored test `name` inside an emulated node with one T4.
 pub(crate) fn inside(name: &str) {
+    inside_with("t4", name);
+}
+
+/// Runs the ignored test `name` inside an emulated node with these GPUs.
+pub(crate) fn inside_with(gpus: &str, name: &str) {
     let (built, child) = (emulated(), child_program());
     let interposer = xcuda();
     let worker = client("worker", &[]);
     let mut command = Command::new(built.join("muxflow-emulated-node"));
     command
-        .args(["--gpus", "t4", "--"])
+        .args(["--gpus", gpus, "--"])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", name, "--ignored", "--nocapture"])
         .env("MUXFLOW_TEST_BUILT", &built)
@@ -94,8 +99,9 @@ impl World {
         &self.base
     }
 
-    /// Starts an agent whose state is in `base`, as an earlier one left it.
-    pub(crate) fn start_in(base: &Path, more: &str) -> Self {
+    /// Writes the file of an agent whose state is in `base`; where it is, its `run_dir`, and its
+    /// `cgroup_parent`.
+    pub(crate) fn settings(base: &Path, more: &str) -> (PathBuf, PathBuf, String) {
         let node = variable("MUXFLOW_EMULATED_DIR");
         let label = base.file_name().unwrap().to_string_lossy().replace('.', "");
         let run = Path::new("/dev/shm").join(format!("muxflow-e2e-{label}"));
@@ -111,10 +117,15 @@ impl World {
         fs::OpenOptions::new().create(true).append(true).open(node.join("kernel.log")).unwrap();
         let path = base.join("agent.toml");
         fs::write(&path, text).unwrap();
+        (path, run, format!("muxflow-e2e-{label}"))
+    }
+
+    /// Starts an agent whose state is in `base`, as an earlier one left it.
+    pub(crate) fn start_in(base: &Path, more: &str) -> Self {
+        let (path, run, cgroup_parent) = Self::settings(base, more);
         let config = AgentConfig::read(&path).unwrap();
         let agent = Agent::start(&config, (variable("MUXFLOW_TEST_CHILD"), Vec::new())).unwrap();
         let gpu = agent.gpus()[0].clone();
-        let cgroup_parent = format!("muxflow-e2e-{label}");
         World { dir: None, base: base.to_owned(), run, cgroup_parent, agent: Some(agent), gpu }
     }
 
@@ -150,6 +161,12 @@ impl World {
             }
         }
         panic!("never: {what}: {:#?}", self.agent().status(&self.gpu))
+    }
+
+    /// Where the output of the job goes.
+    pub(crate) fn job_output(&self) -> String {
+        let file = self.base.join("state/workloads/offline-job/stdout.log");
+        fs::read_to_string(file).unwrap_or_default()
     }
 
     pub(crate) fn pause(&self, who: &str, us: u64) -> PathBuf {
@@ -233,6 +250,17 @@ impl World {
     /// A process of the job that is registered with the agent.
     pub(crate) fn job_pid(&self) -> u32 {
         self.agent().shared(&self.gpu).unwrap().job().unwrap().block.registered()[0]
+    }
+
+    /// Processes that are the service: they write its record.
+    pub(crate) fn services_alive(&self) -> usize {
+        let record = self.record().display().to_string();
+        let all = fs::read_dir("/proc").unwrap().flatten();
+        all.filter(|entry| {
+            let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            line.split(|byte| *byte == 0).any(|word| word == record.as_bytes())
+        })
+        .count()
     }
 
     pub(crate) fn restarts(&self) -> u64 {

@@ -1,0 +1,126 @@
+//! The programs as they are typed: `muxflow agent` with a file, and `muxflow doctor` on a good and on
+//! a broken node.
+
+use std::fs::{self, File};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use muxflow_agent::gpu::Event;
+use muxflow_e2e::build::must;
+
+use crate::world::{LONG, World, inside, variable};
+
+/// Builds the `muxflow` program and runs an ignored test inside an emulated node.
+fn with_program(name: &str) {
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "-p", "muxflow-cli"]);
+    must(build.current_dir(env!("CARGO_MANIFEST_DIR")));
+    inside(name);
+}
+
+fn muxflow() -> Command {
+    Command::new(variable("MUXFLOW_TEST_BUILT").join("muxflow"))
+}
+
+#[test]
+fn the_agent_runs_what_its_file_says() {
+    with_program("command::inner_agent");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by the_agent_runs_what_its_file_says"]
+fn inner_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path();
+    let built = variable("MUXFLOW_TEST_BUILT");
+    fs::write(base.join("pause"), "20000").unwrap();
+    // A rule of our own: this XID is only counted otherwise.
+    fs::write(
+        base.join("laws.toml"),
+        "[errors]\n\"xid.63\" = [\"stop-offline\", \"restart-job\"]\n",
+    )
+    .unwrap();
+    let more = format!(
+        "laws = 'laws.toml'\n[breaker]\nalways = 4\n\
+         [[online]]\nservice = 'service'\ngpu = '0'\nargv = ['{worker}', '2000', '16', '{base}/pause', '{base}/service.record']\n\
+         [[offline]]\njob = 'train'\nargv = ['{built}/muxflow-example-training', '--network', 'vgg16', '--batch', '1', '--iterations', '150', '--checkpoint', '{base}/checkpoint']\n",
+        worker = variable("MUXFLOW_TEST_WORKER").display(),
+        base = base.display(),
+        built = built.display()
+    );
+    let (file, ..) = World::settings(base, &more);
+    let log = base.join("agent.log");
+    let mut agent = muxflow()
+        .args(["agent", "--until-done", "--config"])
+        .arg(&file)
+        .stderr(File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let said = |words: &str| fs::read_to_string(&log).unwrap_or_default().contains(words);
+    let deadline = Instant::now() + LONG * 2;
+    let mut struck = false;
+    let status = loop {
+        if let Some(status) = agent.try_wait().unwrap() {
+            break status;
+        }
+        if !struck && said("job runs") {
+            must(Command::new(variable("MUXFLOW_TEST_FAULT")).args(["xid", "63"]));
+            struck = true;
+        }
+        if Instant::now() > deadline {
+            agent.kill().unwrap();
+            agent.wait().unwrap();
+            panic!("the job never ends: {}", fs::read_to_string(&log).unwrap());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(status.success(), "{status}: {text}");
+    assert!(text.contains("fault xid.63"), "the rule of the file: {text}");
+    assert!(text.contains("Evicted") && text.contains("Finished"), "{text}");
+    let output = fs::read_to_string(base.join("state/workloads/offline-train/stdout.log")).unwrap();
+    assert!(output.contains("iterations, "), "{output}");
+    // The service outlives the command; the next agent finds it.
+    let world = World::start_in(base, "");
+    let found = world.event("it is found", |event| matches!(event, Event::OnlineStarted { .. }));
+    assert!(matches!(found, Event::OnlineStarted { adopted: true, .. }), "{found:?}");
+    world.serve(5);
+    world.end();
+}
+
+#[test]
+fn the_doctor_says_what_is_wrong_and_how_to_mend_it() {
+    with_program("command::inner_doctor");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by the_doctor_says_what_is_wrong_and_how_to_mend_it"]
+fn inner_doctor() {
+    let dir = tempfile::tempdir().unwrap();
+    let doctor = |more: &str| -> Output {
+        let (file, ..) = World::settings(dir.path(), more);
+        muxflow().args(["doctor", "--config"]).arg(file).output().unwrap()
+    };
+    let text = |output: &Output| {
+        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.push_str(&String::from_utf8_lossy(&output.stderr));
+        text
+    };
+    let good = doctor("");
+    assert!(good.status.success() && text(&good).contains("0 bad"), "{}", text(&good));
+    let broken = doctor("[mps]\nprogram = 'no-such-program'\n[defences]\ngate = false\n");
+    let said = text(&broken);
+    assert!(!broken.status.success(), "{said}");
+    for words in ["BAD", "no-such-program", "gate", "      -> "] {
+        assert!(said.contains(words), "{words} is missing: {said}");
+    }
+    assert!(said.contains("2 bad"), "{said}");
+    // A GPU that is gone.
+    must(Command::new(variable("MUXFLOW_TEST_FAULT")).arg("off-bus"));
+    let lost = doctor("");
+    assert!(!lost.status.success() && text(&lost).contains("GPU"), "{}", text(&lost));
+    // A file that is wrong names the place.
+    let wrong = doctor("[breaker]\nshare_pct = 900\n");
+    let said = text(&wrong);
+    assert!(!wrong.status.success() && said.contains("breaker.share_pct"), "{said}");
+}
