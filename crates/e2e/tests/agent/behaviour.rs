@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use muxflow_agent::gpu::{Event, StopReason};
@@ -38,16 +37,7 @@ fn inner_burst() {
     assert!(page.contains("muxflow_job_launches_total{gpu=\"") && page.contains("job=\"job\""));
     // The service now wants the whole GPU, and more than that.
     let began = Instant::now();
-    fs::write(world.base().join("service.pause"), "0").unwrap();
-    let more: Vec<_> = (0..3)
-        .map(|n| {
-            let argv = world.argv(&format!("burst{n}"), 4_000, "40", 0);
-            let pipe = world.mps_pipe();
-            let mut more = Command::new(&argv[0]);
-            more.args(&argv[1..]).env("CUDA_MPS_PIPE_DIRECTORY", pipe);
-            more.stdout(std::process::Stdio::null()).spawn().unwrap()
-        })
-        .collect();
+    let more = world.burst();
     world.wait("the gate is shut", |status| status.budget == 0.0);
     let shut = began.elapsed();
     let ended = world.event("the job is evicted", |event| matches!(event, Event::JobEnded { .. }));
@@ -60,10 +50,7 @@ fn inner_burst() {
         shut.as_millis(),
         gone.as_millis()
     );
-    for mut one in more {
-        one.kill().unwrap();
-        one.wait().unwrap();
-    }
+    more.end();
     assert!(shut < Duration::from_secs(5) && gone < Duration::from_secs(20));
     assert!(world.agent().status(&world.gpu).unwrap().online.is_some(), "online is unharmed");
     world.end();

@@ -23,16 +23,17 @@ fn inner_reaction() {
     let (mut shut_ms, mut gone_ms) = (Vec::new(), Vec::new());
     for _ in 0..rounds(10) {
         let world = World::start("");
-        world.start_service_as(world.argv("service", 4_000, "40_o90_i90_b60", 60_000));
+        world.start_service();
         world.start_worker_job();
         let began = Instant::now();
-        world.pause("service", 0);
+        let more = world.burst();
         world.wait("the gate is shut", |status| status.budget == 0.0);
         shut_ms.push(ms(began));
         let ended = world.event("the job leaves", |event| matches!(event, Event::JobEnded { .. }));
         gone_ms.push(ms(began));
         let Event::JobEnded { reason, requeue, .. } = ended else { unreachable!() };
         assert!(matches!(reason, Some(StopReason::Health(_))) && requeue, "{reason:?}");
+        more.end();
         world.end();
     }
     for (what, times) in [("gate shut", shut_ms), ("job gone", gone_ms)] {

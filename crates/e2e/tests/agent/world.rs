@@ -296,6 +296,19 @@ impl World {
         all.next().unwrap().path().join("pipe")
     }
 
+    /// The service comes to want more than the whole GPU: it pauses no more, and three further
+    /// clients work for it.
+    pub(crate) fn burst(&self) -> Burst {
+        self.pause("service", 0);
+        let client = |n: u32| {
+            let argv = self.argv(&format!("burst{n}"), 4_000, "40", 0);
+            let mut more = Command::new(&argv[0]);
+            more.args(&argv[1..]).env("CUDA_MPS_PIPE_DIRECTORY", self.mps_pipe());
+            more.stdout(std::process::Stdio::null()).spawn().unwrap()
+        };
+        Burst((0..3).map(client).collect())
+    }
+
     pub(crate) fn end(mut self) {
         let agent = self.agent.take().unwrap();
         agent.order(&self.gpu, Order::StopOnline).unwrap();
@@ -333,6 +346,18 @@ impl World {
             std::thread::sleep(Duration::from_millis(20));
         }
         drop(self.dir.take());
+    }
+}
+
+/// Clients of a burst.
+pub(crate) struct Burst(Vec<std::process::Child>);
+
+impl Burst {
+    pub(crate) fn end(self) {
+        for mut one in self.0 {
+            one.kill().unwrap();
+            one.wait().unwrap();
+        }
     }
 }
 
