@@ -103,7 +103,9 @@ fn broken(breaks: Breaks) -> String {
 #[test]
 #[ignore = "run inside an emulated node by the_table_of_faults"]
 fn inner_table() {
-    for (name, breaks) in FAULTS {
+    // One row again, by a part of its name.
+    let only = std::env::var("MUXFLOW_TEST_ONLY").unwrap_or_default();
+    for (name, breaks) in FAULTS.iter().filter(|(name, _)| name.contains(&only)) {
         println!("MEASURED | {name} | {} |", broken(*breaks));
     }
 }
