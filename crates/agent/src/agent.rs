@@ -21,10 +21,12 @@ use crate::errors::{self, Echoes, Watcher, XidSeen};
 use crate::gpu::control::{self, ControlParams, HealthOrder};
 use crate::gpu::supervisor::{NodeShared, Supervisor, SupervisorParams};
 use crate::gpu::{Event, FaultSeen, GpuShared, GpuStatus, Order, StopReason};
+pub use crate::handle::AgentHandle;
+use crate::handle::Ends;
 use crate::host::{HostReader, HostWatch};
 use crate::http::PageServer;
 use crate::keeper::ChildProgram;
-use crate::launch::Exit;
+use crate::launch::{Exit, Kind};
 use crate::metrics;
 use crate::monitor::dcgm::Dcgm;
 use crate::monitor::nvml::{self, GpuFacts, NvmlSensor};
@@ -43,39 +45,14 @@ struct Gpu {
     stop_fast: Arc<AtomicBool>,
 }
 
-/// What a GPU shares, and where its orders go.
-type Ends = (Arc<GpuShared>, Sender<Order>);
-
-/// A way to give orders and to look, for any number of threads.
-#[derive(Debug, Clone)]
-pub struct AgentHandle {
-    gpus: Arc<BTreeMap<String, Ends>>,
-    order: Arc<[String]>,
-}
-
-impl AgentHandle {
-    /// The GPUs, in the order of the driver.
-    pub fn gpus(&self) -> &[String] {
-        &self.order
-    }
-
-    /// What a GPU shares with its loops.
-    pub fn shared(&self, uuid: &str) -> Option<&Arc<GpuShared>> {
-        self.gpus.get(uuid).map(|(shared, _)| shared)
-    }
-
-    /// Gives an order to a GPU.
-    pub fn order(&self, uuid: &str, order: Order) -> Result<()> {
-        let unknown = || AgentError::Unknown { workload: format!("GPU {uuid}") };
-        self.gpus.get(uuid).ok_or_else(unknown)?.1.send(order).map_err(|_| unknown())
-    }
-}
-
 /// A running agent.
 pub struct Agent {
     gpus: BTreeMap<String, Gpu>,
     order: Vec<String>,
-    events: Receiver<(String, Event)>,
+    events: Mutex<Receiver<(String, Event)>>,
+    runner: Arc<Runner>,
+    /// Offline runs of an earlier agent that are on their way out.
+    found: Vec<(String, u64)>,
     watchers: Vec<Watcher>,
     host: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
     page: Option<PageServer>,
@@ -129,10 +106,16 @@ impl Agent {
             }
         };
         let mut found = recovered(&runner, &node)?;
+        let leaving = |run: &&Running| run.launch.kind == Kind::Offline;
+        let leaving = found.values().flatten().filter(leaving);
+        let leaving =
+            leaving.map(|run| (run.launch.name.clone(), run.launch.run_number())).collect();
         let mut agent = Agent {
             gpus: BTreeMap::new(),
             order: facts.iter().map(|facts| facts.uuid.clone()).collect(),
-            events,
+            events: Mutex::new(events),
+            runner: Arc::clone(&runner),
+            found: leaving,
             watchers: Vec::new(),
             host: None,
             page: None,
@@ -246,6 +229,8 @@ impl Agent {
         AgentHandle {
             gpus: Arc::new(self.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), both(gpu))).collect()),
             order: self.order.as_slice().into(),
+            runner: Arc::clone(&self.runner),
+            found: self.found.as_slice().into(),
         }
     }
 
@@ -273,7 +258,7 @@ impl Agent {
 
     /// The next event, for at most `limit`.
     pub fn next_event(&self, limit: Duration) -> Option<(String, Event)> {
-        self.events.recv_timeout(limit).ok()
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(limit).ok()
     }
 
     /// Where the metrics are.
@@ -348,9 +333,9 @@ fn recovered(runner: &Runner, node: &NodeShared) -> Result<BTreeMap<String, Vec<
 
 fn tell_ended(node: &NodeShared, launch: &crate::launch::Launch, exit: Exit) {
     let event = match launch.kind {
-        crate::launch::Kind::Online => muxflow_types::ServiceId::new(&launch.name)
+        Kind::Online => muxflow_types::ServiceId::new(&launch.name)
             .map(|service| Event::OnlineEnded { service, exit }),
-        crate::launch::Kind::Offline => {
+        Kind::Offline => {
             let requeue = exit.code != Some(0) || exit.stop.is_some();
             muxflow_types::JobId::new(&launch.name).map(|job| Event::JobEnded {
                 fail_prone: node.blame.is_fail_prone(&job),

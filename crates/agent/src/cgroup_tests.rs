@@ -60,13 +60,8 @@ fn a_group_limits_counts_and_kills_as_one() {
     let limits = Limits { cpus: Some("0".into()), memory_bytes: Some(64 << 20) };
     let group = groups.create(&name, &limits).unwrap();
     let (fds, affinity) = group.entrance().unwrap();
-    let setup = sys::ChildSetup {
-        groups: fds,
-        affinity,
-        user: None,
-        death_signal: None,
-        new_session: true,
-    };
+    let setup =
+        sys::ChildSetup { groups: fds, affinity, new_session: true, ..sys::ChildSetup::default() };
     // A child that leaves its session and its parent: only the group still knows it.
     let script =
         "cat /proc/self/status; setsid sleep 300 & setsid sh -c 'sleep 300 & sleep 300' & wait";
@@ -95,13 +90,8 @@ fn memory_beyond_the_limit_is_an_oom_kill_of_the_group_only() {
     let limits = Limits { cpus: None, memory_bytes: Some(24 << 20) };
     let group = groups.create(&name, &limits).unwrap();
     let (fds, affinity) = group.entrance().unwrap();
-    let setup = sys::ChildSetup {
-        groups: fds,
-        affinity,
-        user: None,
-        death_signal: None,
-        new_session: true,
-    };
+    let setup =
+        sys::ChildSetup { groups: fds, affinity, new_session: true, ..sys::ChildSetup::default() };
     let mut command = Command::new("sh");
     command.args(["-c", "x=$(head -c 200000000 /dev/zero | tr '\\0' a); echo ${#x}"]);
     command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());

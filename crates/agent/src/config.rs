@@ -258,12 +258,26 @@ impl AgentConfig {
     /// Reads a file, and the laws that it names beside it.
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(file("read", path))?;
-        let wrong = |reason: String| AgentError::Config { path: path.to_owned(), reason };
         let raw: Raw = toml::from_str(&text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);
             let line = text.get(..at).unwrap_or_default().matches('\n').count() + 1;
-            wrong(format!("line {line}: {}", error.message().trim()))
+            let reason = format!("line {line}: {}", error.message().trim());
+            AgentError::Config { path: path.to_owned(), reason }
         })?;
+        Self::of_raw(raw, path)
+    }
+
+    /// The settings in a part of another file, `path`.
+    pub fn of_table(table: toml::Table, path: &Path) -> Result<Self> {
+        let raw: Raw = table.try_into().map_err(|error: toml::de::Error| {
+            let reason = format!("agent: {}", error.message().trim());
+            AgentError::Config { path: path.to_owned(), reason }
+        })?;
+        Self::of_raw(raw, path)
+    }
+
+    fn of_raw(raw: Raw, path: &Path) -> Result<Self> {
+        let wrong = |reason: String| AgentError::Config { path: path.to_owned(), reason };
         let laws = match &raw.laws {
             None => NodeConfig::default(),
             Some(name) => {

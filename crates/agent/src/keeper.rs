@@ -49,6 +49,14 @@ pub fn run(dir: &Path, mut answer: impl Write) -> Result<()> {
         Kind::Offline => Some(launch.agent.open().map_err(system("watch the agent"))?),
         Kind::Online => None,
     };
+    if agent.is_some() && sys::parent() != launch.agent.pid {
+        // Started by an agent that is gone, while its successor has written a new launch: that one
+        // has a keeper of its own.
+        return Err(AgentError::Start {
+            workload: launch.name,
+            reason: "the agent that started this keeper is gone".into(),
+        });
+    }
     let main = start(&files, &launch)?;
     let run = Run {
         boot_id: process::boot_id(),
@@ -89,6 +97,7 @@ fn start(files: &WorkloadDir, launch: &Launch) -> Result<ProcessKey> {
         groups,
         affinity,
         user: launch.user,
+        supplementary: launch.user.map(sys::groups_of).unwrap_or_default(),
         // When the keeper is killed, offline work is told to leave; the interposer drains it.
         death_signal: (launch.kind == Kind::Offline).then_some(libc::SIGTERM),
         new_session: true,
@@ -150,7 +159,8 @@ impl Keeper {
         while self.ended.is_none() && Instant::now() < deadline {
             self.look(STOP_TICK);
         }
-        Exit { out_of_memory: oom, stop, steps, all_gone, ..Exit::of(self.ended) }
+        let run = self.launch.run_number();
+        Exit { out_of_memory: oom, stop, steps, all_gone, run, ..Exit::of(self.ended) }
     }
 
     /// Waits for something to happen, and takes note of it.
@@ -211,7 +221,9 @@ impl Keeper {
                             block.set_gate(gate);
                         }
                     }
-                    Act::SignalProgram => drop(sys::kill(self.main.pid, libc::SIGTERM)),
+                    Act::SignalProgram => {
+                        drop(sys::kill(self.main.pid, self.launch.stop.signal));
+                    }
                     Act::TerminateClients => self.terminate_clients(block.as_ref()),
                     Act::KillGroup => return order.taken().to_vec(),
                 }

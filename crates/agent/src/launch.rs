@@ -25,7 +25,7 @@ use crate::cgroup::{Group, Limits};
 use crate::error::{AgentError, Result, file};
 use crate::logs::LogLimits;
 use crate::process::ProcessKey;
-use crate::stop::{StepTaken, StopLimits};
+use crate::stop::{Step, StepTaken, StopLimits};
 use crate::sys::Ended;
 
 /// What kind of work it is; this decides what happens when the agent dies.
@@ -83,6 +83,17 @@ pub struct Launch {
     pub agent: ProcessKey,
 }
 
+/// The variable that numbers the starts of one job; a job may read it, and the keeper writes it down
+/// with the exit.
+pub const RUN_VARIABLE: &str = "MUXFLOW_RUN";
+
+impl Launch {
+    /// Which start of the workload this is; 0 when nobody counts.
+    pub fn run_number(&self) -> u64 {
+        self.env.get(RUN_VARIABLE).and_then(|number| number.parse().ok()).unwrap_or(0)
+    }
+}
+
 /// Which processes a workload is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
@@ -121,6 +132,9 @@ pub struct Exit {
     pub steps: Vec<StepTaken>,
     /// Nothing of its group was left at the end.
     pub all_gone: bool,
+    /// Which start of the workload this was the end of; 0 when nobody counts.
+    #[serde(default)]
+    pub run: u64,
     /// When, in seconds since the epoch.
     pub at_s: u64,
 }
@@ -135,8 +149,15 @@ impl Exit {
             stop: None,
             steps: Vec::new(),
             all_gone: true,
+            run: 0,
             at_s: now_s(),
         }
+    }
+
+    /// The program left by itself: nobody asked it to, or it was gone before it was asked.
+    pub fn is_by_itself(&self) -> bool {
+        let signalled = |taken: &StepTaken| taken.step == Step::Checkpoint;
+        self.stop.is_none() || (self.code.is_some() && !self.steps.iter().any(signalled))
     }
 
     /// From what the kernel told the parent.

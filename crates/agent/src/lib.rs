@@ -21,6 +21,7 @@ pub mod error;
 pub mod errors;
 pub mod gpu;
 mod guard;
+pub mod handle;
 pub mod host;
 pub mod http;
 pub mod keeper;

@@ -93,6 +93,10 @@ impl Runner {
             return Err(AgentError::RunsAlready { workload: launch.name, pid: run.main.pid });
         }
         fs::create_dir_all(files.path()).map_err(file("create", files.path()))?;
+        if has_keeper(&files)? {
+            // It is starting the workload, or clearing up after it.
+            return Err(AgentError::RunsAlready { workload: launch.name, pid: 0 });
+        }
         for old in [files.run_file(), files.exit_file()] {
             match fs::remove_file(&old) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -130,8 +134,7 @@ impl Runner {
         // Made each time: an agent that leaves removes the groups that nobody is in.
         let keepers = self.cgroups.create("keepers", &Limits::default())?;
         let (groups, affinity) = keepers.entrance()?;
-        let setup =
-            ChildSetup { groups, affinity, user: None, death_signal: None, new_session: true };
+        let setup = ChildSetup { groups, affinity, new_session: true, ..ChildSetup::default() };
         let mut command = Command::new(program);
         command
             .args(arguments)
@@ -169,6 +172,16 @@ impl Runner {
         Ok((found, troubles))
     }
 
+    /// How the last start of a workload ended, when that is written down.
+    pub fn last_exit(&self, kind: Kind, name: &str) -> Result<Option<Exit>> {
+        launch::read(&self.files(kind, name).exit_file())
+    }
+
+    /// The file of a workload's output, `stdout` or `stderr`.
+    pub fn log_file(&self, kind: Kind, name: &str, stream: &str) -> PathBuf {
+        self.files(kind, name).log_file(stream)
+    }
+
     /// The end of a workload has been told: only its output stays, and it is not found again.
     pub fn settle(&self, kind: Kind, name: &str) -> Result<()> {
         let path = self.files(kind, name).launch_file();
@@ -186,16 +199,31 @@ fn is_this_boot(run: &Run) -> bool {
     run.boot_id == process::boot_id()
 }
 
+/// A keeper holds the lock for as long as it lives.
+fn has_keeper(files: &WorkloadDir) -> Result<bool> {
+    let path = files.lock_file();
+    let lock = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let lock = lock.map_err(file("open", &path))?;
+    Ok(!sys::try_lock(&lock).map_err(file("lock", &path))?)
+}
+
 fn recover_one(files: WorkloadDir) -> Result<Option<Found>> {
     let Some(launch) = launch::read::<Launch>(&files.launch_file())? else { return Ok(None) };
-    let run = launch::read::<Run>(&files.run_file())?;
+    let mut run = launch::read::<Run>(&files.run_file())?;
+    let deadline = Instant::now() + START_LIMIT;
+    while run.is_none() && has_keeper(&files)? && Instant::now() < deadline {
+        // A keeper that the earlier agent started a moment before it died.
+        std::thread::sleep(Duration::from_millis(10));
+        run = launch::read::<Run>(&files.run_file())?;
+    }
     if let Some(run) = run
         && is_this_boot(&run)
         && (run.main.is_alive() || run.keeper.is_alive())
     {
         return Ok(Some(Found::Running(Box::new(Running::attach(launch, run, files)))));
     }
-    let exit = launch::read::<Exit>(&files.exit_file())?.unwrap_or_else(Exit::unknown);
+    let nobody_saw = || Exit { run: launch.run_number(), ..Exit::unknown() };
+    let exit = launch::read::<Exit>(&files.exit_file())?.unwrap_or_else(nobody_saw);
     Ok(Some(Found::Ended { launch: Box::new(launch), exit }))
 }
 
@@ -247,7 +275,7 @@ impl Running {
         }
         let all_gone = self.launch.group.kill_all(self.run.main.pid, Duration::from_secs(5));
         drop(self.launch.group.remove());
-        let exit = Exit { all_gone, ..Exit::unknown() };
+        let exit = Exit { all_gone, run: self.launch.run_number(), ..Exit::unknown() };
         launch::write(&self.files.exit_file(), &exit)?;
         Ok(Some(exit))
     }

@@ -30,6 +30,8 @@ pub struct StopLimits {
     pub release_ms: u64,
     /// For MPS to cut the clients off.
     pub terminate_ms: u64,
+    /// The signal that asks the program to save its state and leave.
+    pub signal: i32,
 }
 
 impl Default for StopLimits {
@@ -39,6 +41,7 @@ impl Default for StopLimits {
             checkpoint_ms: 10_000,
             release_ms: 2_000,
             terminate_ms: 2_000,
+            signal: libc::SIGTERM,
         }
     }
 }
@@ -203,8 +206,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LIMITS: StopLimits =
-        StopLimits { drain_ms: 20, checkpoint_ms: 100, release_ms: 20, terminate_ms: 20 };
+    const LIMITS: StopLimits = StopLimits {
+        drain_ms: 20,
+        checkpoint_ms: 100,
+        release_ms: 20,
+        terminate_ms: 20,
+        signal: libc::SIGTERM,
+    };
 
     fn sight(main_alive: bool, live: usize, drained: usize, released: usize) -> Sight {
         Sight { main_alive, live, drained, released }

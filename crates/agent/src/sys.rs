@@ -241,7 +241,7 @@ pub(crate) fn futex_wake_all(word: *const u32) {
 }
 
 /// What a child does to itself between fork and exec. Only calls that are allowed there.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ChildSetup {
     /// `cgroup.procs` files to enter, opened before the fork.
     pub groups: Vec<OwnedFd>,
@@ -249,6 +249,8 @@ pub struct ChildSetup {
     pub affinity: Option<Vec<usize>>,
     /// User and group to become.
     pub user: Option<(u32, u32)>,
+    /// The user's other groups, looked up before the fork; empty leaves only the one above.
+    pub supplementary: Vec<u32>,
     /// Signal to get when the parent dies.
     pub death_signal: Option<i32>,
     /// Start a session of its own.
@@ -282,10 +284,12 @@ impl ChildSetup {
             return Err(io::Error::last_os_error());
         }
         if let Some((uid, gid)) = self.user {
-            // SAFETY: one group id in memory that lives through the call; then plain integers.
+            let own = std::slice::from_ref(&gid);
+            let all = if self.supplementary.is_empty() { own } else { &self.supplementary };
+            // SAFETY: group ids in memory that lives through the call; then plain integers.
             unsafe {
                 if libc::geteuid() == 0 {
-                    check(libc::setgroups(1, &raw const gid))?;
+                    check(libc::setgroups(all.len(), all.as_ptr()))?;
                 }
                 check(libc::setresgid(gid, gid, gid))?;
                 check(libc::setresuid(uid, uid, uid))?;
@@ -375,6 +379,25 @@ pub fn user_by_id(uid: u32) -> Option<User> {
             home: text((*found).pw_dir),
         })
     }
+}
+
+/// All groups of a user, its own among them; only its own when the system does not know it.
+pub fn groups_of((uid, gid): (u32, u32)) -> Vec<u32> {
+    let name = user_by_id(uid).and_then(|user| CString::new(user.name).ok());
+    let Some(name) = name else { return vec![gid] };
+    let mut groups = vec![0_u32; 256];
+    let mut count = 256;
+    // SAFETY: the name ends with a zero byte, and `groups` has room for as many as `count` says.
+    let found =
+        unsafe { libc::getgrouplist(name.as_ptr(), gid, groups.as_mut_ptr(), &raw mut count) };
+    groups.truncate(usize::try_from(count).unwrap_or(0).min(256));
+    if found < 0 || groups.is_empty() { vec![gid] } else { groups }
+}
+
+/// The parent of this process.
+pub fn parent() -> u32 {
+    // SAFETY: no arguments, never fails.
+    u32::try_from(unsafe { libc::getppid() }).unwrap_or(0)
 }
 
 /// The user that this process acts as.

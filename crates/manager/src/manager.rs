@@ -10,10 +10,11 @@ use std::time::Instant;
 
 use muxflow_api::cluster::{HealthView, PauseView, PlanRecord};
 use muxflow_api::jobs::{Cancelled, JobState, JobSubmit, JobView, Submitted};
+use muxflow_predictor::Registry;
 use muxflow_store::Store;
 use muxflow_store::events::NewEvent;
 use muxflow_store::jobs::{Change, Inserted, JobFilter, JobRow, SqlResult, Submission};
-use muxflow_types::{JobId, Micros};
+use muxflow_types::{ClusterPlan, ClusterSnapshot, JobId, Micros};
 
 use crate::bus::{self, Bus};
 use crate::clock;
@@ -57,6 +58,17 @@ pub enum Wake {
     Leave,
 }
 
+/// The last plan with what it was made from, to explain it.
+#[derive(Debug)]
+pub struct Planned {
+    /// What was known.
+    pub snapshot: ClusterSnapshot,
+    /// What was decided.
+    pub plan: ClusterPlan,
+    /// The models that were in use.
+    pub registry: Arc<Registry>,
+}
+
 /// The manager.
 pub struct Manager {
     /// What it is held to.
@@ -76,6 +88,8 @@ pub struct Manager {
     wake: Sender<Wake>,
     paused: AtomicBool,
     plan: Mutex<Option<Arc<PlanRecord>>>,
+    plan_file: PathBuf,
+    planned: Mutex<Option<Arc<Planned>>>,
     began: Instant,
 }
 
@@ -89,8 +103,6 @@ fn unpoisoned<T>(result: std::result::Result<T, PoisonError<T>>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where the last plan is kept.
-pub const PLAN_NOTE: &str = "last-plan";
 const PAUSED_NOTE: &str = "paused";
 
 impl Manager {
@@ -103,7 +115,9 @@ impl Manager {
         let writer = Store::open(store)?;
         let reader = Store::open_read_only(store)?;
         let paused = writer.note(PAUSED_NOTE)?.as_deref() == Some("yes");
-        let plan = writer.note(PLAN_NOTE)?.and_then(|text| serde_json::from_str(&text).ok());
+        let plan_file = store.with_file_name("last-plan.json");
+        let plan = std::fs::read(&plan_file).ok();
+        let plan = plan.and_then(|text| serde_json::from_slice(&text).ok());
         let (wake, wakes) = mpsc::channel();
         let manager = Manager {
             history: History::new(settings.history_points),
@@ -117,6 +131,8 @@ impl Manager {
             wake,
             paused: AtomicBool::new(paused),
             plan: Mutex::new(plan.map(Arc::new)),
+            plan_file,
+            planned: Mutex::new(None),
             began: Instant::now(),
         };
         Ok((Arc::new(manager), wakes))
@@ -153,12 +169,23 @@ impl Manager {
         unpoisoned(self.plan.lock()).clone()
     }
 
-    /// Keeps a plan as the last one.
-    pub fn set_plan(&self, plan: PlanRecord) -> Result<()> {
+    /// The last plan of this process, with what it was made from.
+    pub fn planned(&self) -> Option<Arc<Planned>> {
+        unpoisoned(self.planned.lock()).clone()
+    }
+
+    /// Keeps a plan as the last one, in memory and in `last-plan.json` beside the store.
+    pub fn set_plan(&self, plan: PlanRecord, planned: Planned) -> Result<()> {
+        *unpoisoned(self.planned.lock()) = Some(Arc::new(planned));
         let text = serde_json::to_string(&plan).map_err(|error| {
             ManagerError::Conflict(format!("a plan cannot be written: {error}"))
         })?;
-        self.store().put_note(PLAN_NOTE, &text)?;
+        let beside = self.plan_file.with_extension("new");
+        let written = std::fs::write(&beside, text);
+        if let Err(error) = written.and_then(|()| std::fs::rename(&beside, &self.plan_file)) {
+            // It is for looking at afterwards; jobs do not wait for it.
+            tracing::warn!(error = %error, path = %self.plan_file.display(), "the plan is not saved");
+        }
         *unpoisoned(self.plan.lock()) = Some(Arc::new(plan));
         Ok(())
     }

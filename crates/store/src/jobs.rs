@@ -442,6 +442,18 @@ impl Store {
         rows.collect::<rusqlite::Result<_>>().map_err(failed)
     }
 
+    /// Whether the deadline of a job that has not ended has passed.
+    pub fn any_late(&self, now: Micros) -> Result<bool, StoreError> {
+        self.connection
+            .query_row(
+                "SELECT EXISTS (SELECT 1 FROM jobs WHERE final = 0 AND deadline_us <= ?1
+                 AND state <> 'checkpointing')",
+                [whole(now.0)],
+                |row| row.get(0),
+            )
+            .map_err(|error| self.error("read jobs from", error))
+    }
+
     /// How many jobs there are in each state.
     pub fn count_jobs(&self) -> Result<Vec<(String, u64)>, StoreError> {
         let failed = |error| self.error("count jobs in", error);

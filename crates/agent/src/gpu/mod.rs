@@ -5,6 +5,7 @@
 //! wait for processes, for MPS and for a probe, and nothing that protects the service depends on it.
 
 pub mod control;
+mod outside;
 pub mod response;
 pub mod supervisor;
 pub mod workloads;
@@ -332,6 +333,8 @@ pub struct GpuStatus {
     pub attach: Option<(bool, Micros)>,
     /// Times that the service was restarted.
     pub online_restarts: u64,
+    /// Processes on the GPU that are neither ours nor clients of our MPS server.
+    pub outside: Vec<u32>,
 }
 
 impl GpuStatus {
@@ -361,6 +364,7 @@ impl GpuStatus {
             mps_starts: 0,
             attach: None,
             online_restarts: 0,
+            outside: Vec::new(),
         }
     }
 }

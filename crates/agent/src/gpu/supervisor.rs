@@ -21,7 +21,6 @@ use super::control::{Defences, HealthOrder};
 use super::{Event, FaultSeen, GpuShared, Order, StopReason};
 use crate::blame::Blame;
 use crate::breaker::{EvictionBreaker, Ground, Verdict};
-use crate::error::Result;
 use crate::keeper::ChildProgram;
 use crate::launch::{Exit, Launch};
 use crate::logs::LogLimits;
@@ -122,8 +121,10 @@ pub struct Supervisor {
     pub(super) last_stopped: Option<(JobId, Vec<u32>)>,
     /// Whether the driver caps memory, once it was asked.
     pub(super) caps_memory: Option<bool>,
-    server: Option<ProcessKey>,
-    clients: Vec<u32>,
+    pub(super) server: Option<ProcessKey>,
+    pub(super) clients: Vec<u32>,
+    /// Processes that are not ours, and since when.
+    pub(super) others: BTreeMap<u32, Instant>,
     next_mps: Instant,
     next_probe: Instant,
     next_look: Instant,
@@ -159,6 +160,7 @@ impl Supervisor {
             caps_memory: None,
             server: None,
             clients: Vec::new(),
+            others: BTreeMap::new(),
             next_mps: now,
             next_look: now,
             was_lost: false,
@@ -194,6 +196,7 @@ impl Supervisor {
             if Instant::now() >= self.next_look {
                 self.next_look = Instant::now() + LOOK_EVERY;
                 self.look_for_strangers();
+                self.look_outside();
                 self.read_latency();
                 self.watch_return();
             }
@@ -490,10 +493,5 @@ impl Supervisor {
         if let Some(fault) = fault {
             self.see(fault, Some(offline.running.main().pid));
         }
-    }
-
-    /// Takes over a workload that an earlier agent started.
-    pub fn adopt(&mut self, running: Running) -> Result<()> {
-        self.adopt_workload(running)
     }
 }

@@ -379,7 +379,8 @@ impl Supervisor {
         Some(offline)
     }
 
-    pub(super) fn adopt_workload(&mut self, running: Running) -> Result<()> {
+    /// Takes over a workload that an earlier agent started.
+    pub fn adopt(&mut self, running: Running) -> Result<()> {
         let invalid = |error: muxflow_types::IdError| AgentError::Start {
             workload: running.launch.name.clone(),
             reason: error.to_string(),

@@ -209,8 +209,7 @@ impl MpsDaemon {
         drop(fs::remove_dir_all(&pipe_dir));
         fs::create_dir_all(&pipe_dir).map_err(file("create", &pipe_dir))?;
         let (groups, affinity) = self.group.entrance()?;
-        let setup =
-            ChildSetup { groups, affinity, user: None, death_signal: None, new_session: true };
+        let setup = ChildSetup { groups, affinity, new_session: true, ..ChildSetup::default() };
         let mut command = Command::new(&self.spec.program);
         command
             .arg("-f")

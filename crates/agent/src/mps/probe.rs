@@ -70,13 +70,7 @@ pub fn run_in(
     if let Some(partition) = partition {
         command.env("CUDA_MPS_SM_PARTITION", partition);
     }
-    let setup = ChildSetup {
-        groups: Vec::new(),
-        affinity: None,
-        user,
-        death_signal: Some(libc::SIGKILL),
-        new_session: false,
-    };
+    let setup = ChildSetup { user, death_signal: Some(libc::SIGKILL), ..ChildSetup::default() };
     let began = Instant::now();
     let mut child = match sys::with_setup(&mut command, setup).spawn() {
         Ok(child) => child,

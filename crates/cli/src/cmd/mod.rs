@@ -1,20 +1,30 @@
 //! One module per subcommand. Add a variant here and a file beside it.
 
 mod agent;
+mod cancel;
 mod config;
+mod connect;
+mod describe;
 mod doctor;
 mod emulate;
 mod evaluate;
 mod gpus;
+mod jobs;
+mod logs;
 mod matching;
 mod paper;
+mod pause;
 mod plan;
 mod predict;
+mod replay;
 mod run;
 mod scheduler;
 mod simulate;
+mod submit;
 mod trace;
 mod train;
+mod up;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -45,6 +55,18 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Trace(trace::TraceCommand),
     Scheduler(scheduler::SchedulerArgs),
+    Up(up::UpArgs),
+    Submit(submit::SubmitArgs),
+    Jobs(jobs::JobsArgs),
+    Describe(describe::DescribeArgs),
+    Logs(logs::LogsArgs),
+    Cancel(cancel::CancelArgs),
+    Wait(wait::WaitArgs),
+    /// Have all offline work leave its GPUs, and start none until `resume`.
+    Pause(pause::PauseArgs),
+    /// Let offline work go on after `pause`.
+    Resume(pause::PauseArgs),
+    Replay(replay::ReplayArgs),
 }
 
 impl Command {
@@ -67,6 +89,16 @@ impl Command {
             Command::Simulate(args) => simulate::run(args),
             Command::Trace(command) => command.run(),
             Command::Scheduler(args) => scheduler::run(args),
+            Command::Up(args) => up::run(&args),
+            Command::Submit(args) => submit::run(args),
+            Command::Jobs(args) => jobs::run(&args),
+            Command::Describe(args) => describe::run(&args),
+            Command::Logs(args) => logs::run(&args),
+            Command::Cancel(args) => cancel::run(&args),
+            Command::Wait(args) => wait::run(&args),
+            Command::Pause(args) => pause::run(&args, true),
+            Command::Resume(args) => pause::run(&args, false),
+            Command::Replay(args) => replay::run(&args),
         }
     }
 }

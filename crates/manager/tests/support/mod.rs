@@ -90,6 +90,15 @@ impl FakeNode {
         self.tell.lock().unwrap().send((gpu.as_str().to_owned(), event)).unwrap();
     }
 
+    /// The run is gone, and nobody knows how it ended.
+    pub(crate) fn forget(&self, job: &JobId) {
+        let Some(gpu) = self.running.lock().unwrap().remove(job) else { return };
+        for sight in self.gpus.lock().unwrap().iter_mut().filter(|sight| sight.gpu == gpu) {
+            sight.offline = None;
+            sight.placeable = true;
+        }
+    }
+
     pub(crate) fn end(&self, job: &JobId, exit: Exit, reason: Option<StopReason>) {
         let Some(gpu) = self.running.lock().unwrap().remove(job) else { return };
         for sight in self.gpus.lock().unwrap().iter_mut().filter(|sight| sight.gpu == gpu) {

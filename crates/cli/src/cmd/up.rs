@@ -1,0 +1,64 @@
+//! `muxflow up`: agent and manager of this machine, in the foreground.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use muxflow_agent::sys;
+use muxflow_manager::config::UpConfig;
+use muxflow_manager::http::server::Extras;
+use muxflow_manager::up::Up;
+
+use super::agent::child_program;
+
+/// Manage this machine: share its GPUs between services and jobs.
+#[derive(Debug, Args)]
+pub(crate) struct UpArgs {
+    /// The configuration; without one everything has its default. `config/up.toml` lists all.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Plan and report, and start, stop or move nothing.
+    #[arg(long)]
+    shadow: bool,
+}
+
+pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let mut config = match &args.config {
+        Some(path) => UpConfig::read(path)?,
+        None => UpConfig::built_in()?,
+    };
+    config.settings.shadow |= args.shadow;
+    // Before any thread starts, so that all of them leave these signals to this one.
+    let signals =
+        sys::signal_fd(&[libc::SIGTERM, libc::SIGINT]).context("cannot watch for signals")?;
+    let up = Up::start(&config, child_program()?, |_, _| Ok(Extras::default()))?;
+    if let Some(server) = up.server() {
+        tracing::info!(socket = %server.socket().display(), "the manager listens");
+        if let Some(address) = server.address() {
+            tracing::info!(%address, "and on TCP, with a token");
+        }
+    }
+    if sys::own_uid() != 0 {
+        tracing::warn!(
+            "not root: jobs run as this user, and only this user can submit; limits on memory and processors need root or a delegated control group"
+        );
+    }
+    if config.settings.shadow {
+        tracing::warn!("shadow mode: plans are made and reported, nothing is carried out");
+    }
+    loop {
+        use std::os::fd::{AsFd, AsRawFd};
+        let limit = std::time::Duration::from_secs(1);
+        drop(sys::poll_readable(&[signals.as_raw_fd()], limit));
+        if sys::take_signal(signals.as_fd()).is_some() {
+            break;
+        }
+    }
+    tracing::info!("leaving: jobs are stopped in order, services go on");
+    up.shutdown();
+    Ok(ExitCode::SUCCESS)
+}

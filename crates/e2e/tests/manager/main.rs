@@ -1,0 +1,13 @@
+//! `muxflow up` and its commands as real processes on emulated GPUs.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test that fails should say where"
+)]
+
+mod daily;
+mod fuzz;
+mod kills;
+mod world;

@@ -1,0 +1,191 @@
+//! The first decision about a job: is it measured first, and where; and the last when its time is
+//! over.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use muxflow_api::jobs::JobState;
+use muxflow_store::jobs::JobRow;
+use muxflow_types::{GpuId, HealthState, Micros, WorkloadName};
+
+use super::Scheduler;
+use crate::clock;
+use crate::error::Result;
+use crate::lifecycle::Happening;
+use crate::manager::advance;
+use crate::node::GpuSight;
+use crate::views;
+
+/// How jobs are measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProfilerSettings {
+    /// They are.
+    pub enabled: bool,
+    /// A GPU that nothing but measuring may use.
+    pub set_aside: Option<GpuId>,
+    /// What is measured over.
+    pub window: Duration,
+    /// Measuring never takes longer.
+    pub limit: Duration,
+    /// A job waits at most so long for an idle GPU to be measured on.
+    pub wait: Duration,
+}
+
+impl Default for ProfilerSettings {
+    fn default() -> Self {
+        ProfilerSettings {
+            enabled: true,
+            set_aside: None,
+            window: Duration::from_secs(10),
+            limit: Duration::from_secs(60),
+            wait: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A GPU on which nothing disturbs a measurement.
+fn is_idle(sight: &GpuSight, settings: &ProfilerSettings) -> bool {
+    let wanted = match &settings.set_aside {
+        Some(gpu) => *gpu == sight.gpu,
+        None => true,
+    };
+    wanted
+        && sight.health == HealthState::Healthy
+        && sight.placeable
+        && sight.online.is_none()
+        && sight.offline.is_none()
+        && sight.outside_mps.is_empty()
+        && sight.share.is_some()
+        && sight.quota.0 > 0
+}
+
+/// What is to be done with a job that was just taken in.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Admit(&'static str),
+    Profile,
+    Wait,
+}
+
+impl Scheduler {
+    /// Ends jobs whose deadline has passed.
+    pub fn expire(&self) -> Result<()> {
+        let now = clock::now();
+        let rows = self.manager.reader().open_jobs()?;
+        let late = |row: &&JobRow| row.deadline.is_some_and(|deadline| deadline <= now);
+        for row in rows.iter().filter(late) {
+            if views::state_of(row)? == JobState::Checkpointing {
+                continue;
+            }
+            let stepped = self.manager.step(&row.id, Happening::Expire, |row| {
+                row.reason = "its deadline has passed".to_owned();
+            })?;
+            if let Some(row) = stepped {
+                self.manager.stop_on_node(&row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets new jobs into the queue, or has them measured.
+    pub fn admit(&self) -> Result<()> {
+        let rows = self.manager.reader().open_jobs()?;
+        if !rows.iter().any(|row| row.state == JobState::Submitted.as_str()) {
+            return Ok(());
+        }
+        let settings = &self.settings.profiler;
+        let sights = self.manager.node.look();
+        let held: BTreeSet<&GpuId> = rows.iter().filter_map(|row| row.gpu.as_ref()).collect();
+        let profiling = rows.iter().filter(|row| row.state == JobState::Profiling.as_str());
+        let mut measured: BTreeSet<WorkloadName> =
+            profiling.map(|row| row.workload.clone()).collect();
+        let may_ever = |sight: &&GpuSight| sight.online.is_none() && sight.outside_mps.is_empty();
+        let any_free = sights.iter().any(|sight| may_ever(&sight));
+        let mut idle: Vec<&GpuSight> = sights
+            .iter()
+            .filter(|sight| is_idle(sight, settings) && !held.contains(&sight.gpu))
+            .collect();
+        let now = clock::now();
+        let (mut admitted, mut starts) = (Vec::new(), Vec::new());
+        for row in rows.iter().filter(|row| row.state == JobState::Submitted.as_str()) {
+            let waited = now.since(row.submitted_at);
+            match self.verdict(row, &sights, &measured, any_free, waited)? {
+                Verdict::Admit(reason) => admitted.push((row.id.clone(), reason)),
+                Verdict::Wait => {}
+                Verdict::Profile => {
+                    let fits = |sight: &&GpuSight| fits(row, sight);
+                    let Some(at) = idle.iter().position(|sight| fits(sight)) else { continue };
+                    measured.insert(row.workload.clone());
+                    starts.push((row.id.clone(), idle.remove(at).clone()));
+                }
+            }
+        }
+        self.manager.change(|change| {
+            for (id, reason) in &admitted {
+                let Some(mut row) = change.job(id)? else { continue };
+                advance(change, &mut row, Happening::Admit, now, |row| {
+                    row.reason = (*reason).to_owned();
+                })?;
+            }
+            Ok(())
+        })?;
+        for (id, sight) in starts {
+            self.start_profiling(&id, &sight)?;
+        }
+        Ok(())
+    }
+
+    fn verdict(
+        &self,
+        row: &JobRow,
+        sights: &[GpuSight],
+        measured: &BTreeSet<WorkloadName>,
+        any_free: bool,
+        waited: Micros,
+    ) -> Result<Verdict> {
+        let settings = &self.settings.profiler;
+        if !settings.enabled {
+            return Ok(Verdict::Admit("waits for a GPU; measuring is switched off"));
+        }
+        if self.manager.settings.shadow {
+            return Ok(Verdict::Admit("waits for a GPU; nothing is started in shadow mode"));
+        }
+        let reader = self.manager.reader();
+        for sight in sights {
+            if self.speeds.profile(&reader, &row.workload, &sight.gpu_type)?.is_some() {
+                return Ok(Verdict::Admit("waits for a GPU"));
+            }
+        }
+        let limit = settings.wait.as_micros();
+        if !any_free || u128::from(waited.0) > limit {
+            let reason = "waits for a GPU; not measured, as no GPU was idle";
+            return Ok(Verdict::Admit(reason));
+        }
+        Ok(if measured.contains(&row.workload) { Verdict::Wait } else { Verdict::Profile })
+    }
+
+    fn start_profiling(&self, id: &muxflow_types::JobId, sight: &GpuSight) -> Result<()> {
+        let Some(share) = sight.share else { return Ok(()) };
+        let stepped = self.manager.step(id, Happening::Profile, |row| {
+            row.gpu = Some(sight.gpu.clone());
+            row.share = Some((share.sms().0, share.total().0));
+            row.quota_bytes = Some(sight.quota.0);
+            row.predicted = None;
+            row.seen = None;
+            row.rate = None;
+            row.reason = "measured on an idle GPU".to_owned();
+        })?;
+        if let Some(row) = stepped {
+            self.start_on_node(&row)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a job may be measured on this GPU.
+fn fits(row: &JobRow, sight: &GpuSight) -> bool {
+    let Ok(submit) = views::submit_of(row) else { return false };
+    let typed = submit.gpu_types.is_empty()
+        || submit.gpu_types.iter().any(|name| name == sight.gpu_type.as_str());
+    typed && submit.memory_bytes.is_none_or(|bytes| bytes <= sight.quota.0)
+}

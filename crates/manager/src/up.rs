@@ -1,0 +1,167 @@
+//! Agent and manager in one process: what `muxflow up` runs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use muxflow_agent::agent::{Agent, AgentHandle};
+use muxflow_agent::gpu::Order;
+use muxflow_agent::keeper::ChildProgram;
+use muxflow_agent::sys;
+
+use crate::agent_port::AgentPort;
+use crate::config::UpConfig;
+use crate::error::{ManagerError, Result};
+use crate::http::server::{Extras, Server};
+use crate::manager::{Manager, Wake};
+use crate::node::NodePort;
+use crate::scheduler::speeds::Speeds;
+use crate::scheduler::watch::Watch;
+use crate::scheduler::{Scheduler, SchedulerSettings};
+
+/// The loops of a manager that runs.
+#[derive(Debug)]
+pub struct Loops {
+    leave: Arc<AtomicBool>,
+    manager: Arc<Manager>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// The file of the store in a state directory.
+pub fn store_file(state_dir: &Path) -> PathBuf {
+    state_dir.join("muxflow.db")
+}
+
+impl Loops {
+    /// Finds out what became of earlier runs, and starts to schedule.
+    pub fn start(
+        manager: &Arc<Manager>,
+        wakes: std::sync::mpsc::Receiver<Wake>,
+        settings: SchedulerSettings,
+        store: PathBuf,
+    ) -> Result<Self> {
+        manager.reconcile(&settings.retry)?;
+        let speeds = Arc::new(Speeds::default());
+        let retry = settings.retry;
+        let scheduler = Arc::new(Scheduler { manager: Arc::clone(manager), settings, speeds });
+        scheduler.speeds.load(&manager.reader(), scheduler.gpu_types())?;
+        let leave = Arc::new(AtomicBool::new(false));
+        let mut loops =
+            Loops { leave: Arc::clone(&leave), manager: Arc::clone(manager), threads: Vec::new() };
+        let (m, l) = (Arc::clone(manager), Arc::clone(&leave));
+        loops.spawn("events", move || m.pump(&retry, &l))?;
+        let (s, l) = (Arc::clone(&scheduler), Arc::clone(&leave));
+        loops.spawn("watch", move || Watch::new(s).run(&l))?;
+        let (s, l) = (Arc::clone(&scheduler), Arc::clone(&leave));
+        loops.spawn("retrain", move || s.retrain(&store, &l))?;
+        loops.spawn("scheduler", move || scheduler.run(&wakes, &leave))?;
+        Ok(loops)
+    }
+
+    fn spawn(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+        let failed = |source| ManagerError::File {
+            operation: "start the thread",
+            path: name.into(),
+            source,
+        };
+        self.threads.push(thread.map_err(failed)?);
+        Ok(())
+    }
+
+    /// Ends the loops; what runs goes on.
+    pub fn stop(mut self) {
+        self.leave.store(true, Ordering::Release);
+        self.manager.leave();
+        for thread in self.threads.drain(..) {
+            drop(thread.join());
+        }
+    }
+}
+
+/// A machine that is managed.
+#[derive(Debug)]
+pub struct Up {
+    /// The manager.
+    pub manager: Arc<Manager>,
+    agent: Arc<Agent>,
+    loops: Option<Loops>,
+    server: Option<Server>,
+    _lock: fs::File,
+}
+
+/// Takes a state directory for this manager alone.
+fn lock(dir: &Path) -> Result<fs::File> {
+    let failed = |operation, path: &Path| {
+        let path = path.to_owned();
+        move |source| ManagerError::File { operation, path, source }
+    };
+    fs::create_dir_all(dir).map_err(failed("create", dir))?;
+    let path = dir.join("manager.lock");
+    let opened = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let opened = opened.map_err(failed("open", &path))?;
+    if !sys::try_lock(&opened).map_err(failed("lock", &path))? {
+        return Err(ManagerError::AnotherManager { path });
+    }
+    Ok(opened)
+}
+
+impl Up {
+    /// Starts agent and manager. `extras` sees the agent and the manager, and adds to the server.
+    pub fn start(
+        config: &UpConfig,
+        child: ChildProgram,
+        extras: impl FnOnce(&AgentHandle, &Arc<Manager>) -> Result<Extras>,
+    ) -> Result<Self> {
+        let lock = lock(&config.state_dir)?;
+        let store = store_file(&config.state_dir);
+        // Before the agent: a store that cannot be used must not cost a start.
+        drop(muxflow_store::Store::open(&store)?);
+        let agent = Arc::new(Agent::start(&config.agent, child)?);
+        let port: Arc<dyn NodePort> = Arc::new(AgentPort::new(Arc::clone(&agent), &config.agent));
+        let (manager, wakes) = Manager::open(&store, port, config.settings.clone())?;
+        for (gpu, spec) in &config.agent.online {
+            let uuid = agent.find_gpu(gpu).map(str::to_owned).ok_or_else(|| {
+                let known = agent.gpus().join(", ");
+                let reason = format!(
+                    "agent: service {}: there is no GPU `{gpu}` here; there are {known}",
+                    spec.service
+                );
+                ManagerError::Config { path: "the configuration".into(), reason }
+            })?;
+            agent.order(&uuid, Order::StartOnline(Box::new(spec.clone())))?;
+        }
+        let extras = extras(&agent.handle(), &manager)?;
+        let loops = Loops::start(&manager, wakes, config.scheduler.clone(), store)?;
+        let server = Server::start(Arc::clone(&manager), &config.listen, extras)?;
+        Ok(Up { manager, agent, loops: Some(loops), server: Some(server), _lock: lock })
+    }
+
+    /// The server.
+    pub fn server(&self) -> Option<&Server> {
+        self.server.as_ref()
+    }
+
+    /// The agent.
+    pub fn agent(&self) -> &Arc<Agent> {
+        &self.agent
+    }
+
+    /// Stops offline work in the clean order and leaves. Services and MPS go on.
+    pub fn shutdown(mut self) {
+        drop(self.server.take());
+        if let Some(loops) = self.loops.take() {
+            loops.stop();
+        }
+        let Up { manager, agent, .. } = self;
+        drop(manager);
+        match Arc::into_inner(agent) {
+            Some(agent) => agent.shutdown(),
+            None => {
+                tracing::error!("somebody still holds the agent: jobs are left to their keepers")
+            }
+        }
+    }
+}

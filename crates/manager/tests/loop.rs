@@ -1,0 +1,253 @@
+//! The scheduler loop with a fake node: jobs come, run, fail, are stopped and come back.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails should say where")]
+
+mod support;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use muxflow_agent::gpu::{Event, StopReason};
+use muxflow_agent::launch::{Exit, StopCause};
+use muxflow_api::jobs::{JobState, JobSubmit, JobView};
+use muxflow_manager::Manager;
+use muxflow_manager::manager::Settings;
+use muxflow_manager::scheduler::SchedulerSettings;
+use muxflow_manager::scheduler::admit::ProfilerSettings;
+use muxflow_manager::scheduler::record::replay;
+use muxflow_manager::up::Loops;
+use muxflow_manager::user::Caller;
+use muxflow_policy::retry::RetryParams;
+use muxflow_types::{HealthState, JobId, Micros};
+use support::{FakeNode, gpu};
+
+struct World {
+    _dir: Option<tempfile::TempDir>,
+    store: PathBuf,
+    node: Arc<FakeNode>,
+    manager: Arc<Manager>,
+    loops: Option<Loops>,
+    caller: Caller,
+}
+
+fn scheduler() -> SchedulerSettings {
+    SchedulerSettings {
+        retry: RetryParams { base: Micros::from_millis(200), ..RetryParams::default() },
+        profiler: ProfilerSettings { enabled: false, ..ProfilerSettings::default() },
+        retrain_every: None,
+        ..SchedulerSettings::default()
+    }
+}
+
+fn start(node: Arc<FakeNode>, store: PathBuf, settings: Settings) -> World {
+    let settings = Settings { history_step_ms: 50, ..settings };
+    let (manager, wakes) = Manager::open(&store, Arc::clone(&node) as _, settings).unwrap();
+    let loops = Loops::start(&manager, wakes, scheduler(), store.clone()).unwrap();
+    let caller = Caller::of_uid(muxflow_agent::sys::own_uid(), None);
+    World { _dir: None, store, node, manager, loops: Some(loops), caller }
+}
+
+fn world(gpus: u32, settings: Settings) -> World {
+    let dir = tempfile::tempdir().unwrap();
+    let node = FakeNode::new(dir.path(), (0..gpus).map(|n| gpu(n, Some("web"))).collect());
+    let mut world = start(node, dir.path().join("state.db"), settings);
+    world._dir = Some(dir);
+    world
+}
+
+impl World {
+    fn submit(&self, change: impl FnOnce(&mut JobSubmit)) -> JobId {
+        let text = r#"{"command": ["/bin/train"], "cwd": "/"}"#;
+        let mut submit: JobSubmit = serde_json::from_str(text).unwrap();
+        change(&mut submit);
+        let made = self.manager.submit(&self.caller, &submit).unwrap();
+        JobId::new(&made.jobs[0]).unwrap()
+    }
+
+    fn wait(&self, id: &JobId, what: &str, holds: impl Fn(&JobView) -> bool) -> JobView {
+        let deadline = Instant::now() + Duration::from_secs(40);
+        loop {
+            let job = self.manager.job(id.as_str()).unwrap();
+            if holds(&job) {
+                return job;
+            }
+            assert!(Instant::now() < deadline, "never: {what}: {job:#?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn runs(&self, id: &JobId) -> JobView {
+        self.wait(id, "runs", |job| {
+            job.state == JobState::Running && self.node.running().contains_key(id)
+        })
+    }
+
+    fn exit(&self, id: &JobId, code: i32) {
+        let run = self.manager.job(id.as_str()).unwrap().run;
+        self.node.end(id, Exit { code: Some(code), run, ..Exit::unknown() }, None);
+    }
+
+    fn stop(&mut self) {
+        self.loops.take().unwrap().stop();
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(loops) = self.loops.take() {
+            loops.stop();
+        }
+    }
+}
+
+#[test]
+fn a_job_runs_to_its_end_and_the_next_takes_its_place() {
+    let world = world(1, Settings::default());
+    let first = world.submit(|_| {});
+    let seen = world.runs(&first);
+    assert!(seen.predicted_speed.is_some() && seen.share_pct.is_some(), "{seen:?}");
+    let second = world.submit(|_| {});
+    let waiting = world.wait(&second, "waits with a reason", |job| job.reason.contains("GPUs"));
+    assert_eq!(waiting.state, JobState::Queued);
+    let detail = world.manager.detail(second.as_str()).unwrap();
+    assert_eq!(detail.candidates[0].given_to.as_deref(), Some(first.as_str()));
+    world.exit(&first, 0);
+    assert_eq!(world.wait(&first, "done", |job| job.state.is_final()).state, JobState::Done);
+    world.runs(&second);
+    world.exit(&second, 3);
+    let failed = world.wait(&second, "failed", |job| job.state.is_final());
+    assert_eq!((failed.state, failed.exit_code), (JobState::Failed, Some(3)));
+    let record = world.manager.plan().unwrap();
+    assert_eq!(replay(&record).unwrap(), record.plan, "byte for byte");
+    let mut damaged = muxflow_api::cluster::PlanRecord::clone(&record);
+    damaged.snapshot = damaged.snapshot.replace("\"version\": 1", "\"version\": 9");
+    assert!(replay(&damaged).unwrap_err().to_string().contains("snapshot"));
+}
+
+#[test]
+fn a_job_that_fails_is_tried_as_often_as_it_may() {
+    let world = world(1, Settings::default());
+    let id = world.submit(|submit| submit.retries = 2);
+    for run in 1..=3 {
+        world.wait(&id, "the next try", |job| {
+            job.run == run && world.node.running().contains_key(&id)
+        });
+        world.exit(&id, 1);
+        world.wait(&id, "the failure is counted", |job| u64::from(job.failures) == run);
+    }
+    let ended = world.wait(&id, "failed for good", |job| job.state.is_final());
+    assert_eq!((ended.state, ended.run, ended.failures), (JobState::Failed, 3, 3));
+    assert_eq!(world.manager.detail(id.as_str()).unwrap().runs.len(), 3);
+}
+
+#[test]
+fn evicted_work_comes_back_and_cancelled_work_does_not() {
+    let world = world(2, Settings::default());
+    let id = world.submit(|_| {});
+    world.runs(&id);
+    let exit = Exit { signal: Some(15), run: 1, stop: Some(StopCause::Asked), ..Exit::unknown() };
+    world.node.end(&id, exit, Some(StopReason::Health("GPU is Overlimit".into())));
+    world.wait(&id, "again", |job| job.run == 2 && job.state == JobState::Running);
+    assert_eq!(world.manager.summary().unwrap().evictions, 1);
+    // News of the first run is none.
+    let old = Exit { code: Some(0), run: 1, ..Exit::unknown() };
+    let gpu = world.node.running()[&id].clone();
+    let (job, reason) = (id.clone(), None);
+    world
+        .node
+        .send(&gpu, Event::JobEnded { job, exit: old, reason, requeue: false, fail_prone: false });
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(world.manager.job(id.as_str()).unwrap().state, JobState::Running);
+    world.manager.cancel(&world.caller, id.as_str()).unwrap();
+    let ended = world.wait(&id, "cancelled", |job| job.state.is_final());
+    assert_eq!(ended.state, JobState::Cancelled);
+    assert!(world.node.running().is_empty());
+}
+
+#[test]
+fn pause_drains_everything_and_resume_brings_it_back() {
+    let world = world(2, Settings::default());
+    let ids = [world.submit(|_| {}), world.submit(|_| {})];
+    ids.iter().for_each(|id| drop(world.runs(id)));
+    world.manager.set_paused(&world.caller, true).unwrap();
+    for id in &ids {
+        world.wait(id, "queued", |job| job.state == JobState::Queued);
+    }
+    let late = world.submit(|_| {});
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(world.node.running().is_empty());
+    assert_eq!(world.manager.job(late.as_str()).unwrap().state, JobState::Submitted);
+    world.manager.set_paused(&world.caller, false).unwrap();
+    world.wait(&ids[0], "again", |job| job.run == 2);
+}
+
+#[test]
+fn a_deadline_ends_what_waits_and_what_runs() {
+    let world = world(1, Settings::default());
+    let runs = world.submit(|submit| submit.deadline_s = Some(2));
+    world.runs(&runs);
+    let waits = world.submit(|submit| submit.deadline_s = Some(1));
+    for id in [&runs, &waits] {
+        let ended = world.wait(id, "expired", |job| job.state.is_final());
+        assert_eq!(ended.state, JobState::Failed);
+        assert!(ended.reason.contains("deadline") || ended.reason.contains("stopped"), "{ended:?}");
+    }
+}
+
+#[test]
+fn shadow_mode_starts_nothing_and_reports() {
+    let world = world(1, Settings { shadow: true, ..Settings::default() });
+    let id = world.submit(|_| {});
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while world.manager.plan().is_none_or(|plan| !plan.plan.contains(id.as_str())) {
+        assert!(Instant::now() < deadline, "no plan was made");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let plan = world.manager.plan().unwrap();
+    assert!(!plan.applied && plan.plan.contains("start"), "{}", plan.plan);
+    assert!(world.node.running().is_empty());
+    assert_eq!(world.manager.job(id.as_str()).unwrap().state, JobState::Queued);
+}
+
+#[test]
+fn a_gpu_with_a_process_outside_mps_is_left_alone() {
+    let world = world(1, Settings::default());
+    world.node.change(0, |gpu| gpu.outside_mps = vec![4711]);
+    let id = world.submit(|_| {});
+    let waiting = world.wait(&id, "waits", |job| job.reason.contains("outside MPS"));
+    assert_eq!(waiting.state, JobState::Queued);
+    let view = muxflow_manager::views::gpu(
+        &muxflow_manager::node::NodePort::look(&*world.node)[0],
+        Micros(0),
+    );
+    let remedy = view.outside_mps_remedy.unwrap();
+    assert!(remedy.contains("4711") && remedy.contains("CUDA_MPS_PIPE_DIRECTORY=/run/mps"));
+    world.node.change(0, |gpu| gpu.outside_mps.clear());
+    world.manager.wake("the process left");
+    world.runs(&id);
+}
+
+#[test]
+fn nothing_is_lost_or_started_twice_over_a_restart() {
+    let mut first = world(3, Settings::default());
+    let ids: Vec<JobId> = (0..3).map(|_| first.submit(|_| {})).collect();
+    ids.iter().for_each(|id| drop(first.runs(id)));
+    let waits = first.submit(|_| {});
+    first.wait(&waits, "waits", |job| job.state == JobState::Queued);
+    first.stop();
+    // While nobody looks: one ends well, one ends badly, of one nobody saw the end.
+    let run = 1;
+    first.node.end(&ids[0], Exit { code: Some(0), run, ..Exit::unknown() }, None);
+    first.node.end(&ids[1], Exit { code: Some(7), run, ..Exit::unknown() }, None);
+    first.node.forget(&ids[2]);
+    let node = Arc::clone(&first.node);
+    while muxflow_manager::node::NodePort::next_event(&*node, Duration::ZERO).is_some() {}
+    node.change(0, |gpu| gpu.health = HealthState::Healthy);
+    let second = start(node, first.store.clone(), Settings::default());
+    assert_eq!(second.manager.job(ids[0].as_str()).unwrap().state, JobState::Done);
+    assert_eq!(second.manager.job(ids[1].as_str()).unwrap().state, JobState::Failed);
+    second.wait(&ids[2], "again", |job| job.run == 2 && job.state == JobState::Running);
+    second.wait(&waits, "its turn", |job| job.state == JobState::Running);
+    assert_eq!(second.manager.job(ids[0].as_str()).unwrap().run, 1);
+}
