@@ -113,8 +113,8 @@ impl Scheduler {
                 Verdict::Admit(reason) => admitted.push((row.id.clone(), reason)),
                 Verdict::Wait => {}
                 Verdict::Profile => {
-                    let fits = |sight: &&GpuSight| fits(row, sight);
-                    let Some(at) = idle.iter().position(|sight| fits(sight)) else { continue };
+                    let place = idle.iter().position(|sight| fits(row, sight));
+                    let Some(at) = place else { continue };
                     measured.insert(row.workload.clone());
                     starts.push((row.id.clone(), idle.remove(at).clone()));
                 }
