@@ -10,6 +10,7 @@ mod bench;
 mod calibrate;
 mod ci;
 mod codegen;
+mod demo;
 mod kubernetes;
 mod reliability;
 mod soak;
@@ -46,6 +47,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Build the program and everything it starts, and run `muxflow demo`.
+    Demo(demo::DemoArgs),
     /// Print the tables of docs/reliability.md: defences on and off, bursts, every fault.
     Reliability(reliability::ReliabilityArgs),
     /// Long forms of the tests: killed clients of an emulated GPU, signals to a job beside a
@@ -58,15 +61,17 @@ enum Task {
     Tidy,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<std::process::ExitCode> {
     match Xtask::parse().task {
         Task::Bench { area } => bench::run(area),
         Task::Calibrate { check } => calibrate::run(check),
         Task::Ci => ci::run(),
         Task::Codegen { check } => codegen::run(check),
+        Task::Demo(args) => return demo::run(&args),
         Task::Reliability(args) => reliability::run(&args),
         Task::Soak(args) => soak::run(&args),
         Task::Kubernetes(action) => kubernetes::run(action),
         Task::Tidy => tidy::run(),
-    }
+    }?;
+    Ok(std::process::ExitCode::SUCCESS)
 }

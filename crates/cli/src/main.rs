@@ -4,6 +4,7 @@
 //! nothing here links `xcuda` or `emulated-gpu`: their exported symbols would end up in the program.
 
 mod cmd;
+mod installed;
 mod speed_model;
 mod table;
 mod weights;

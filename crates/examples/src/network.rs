@@ -21,10 +21,11 @@ pub struct Network {
 }
 
 /// Published sizes.
-pub const NETWORKS: [Network; 4] = [
+pub const NETWORKS: [Network; 5] = [
     Network { name: "resnet50", kilo_parameters: 25_557, mega_macs: 4_089, layers: 54 },
     Network { name: "vgg16", kilo_parameters: 138_358, mega_macs: 15_470, layers: 16 },
     Network { name: "densenet201", kilo_parameters: 20_014, mega_macs: 4_291, layers: 201 },
+    Network { name: "mobilenet-v2", kilo_parameters: 3_505, mega_macs: 301, layers: 53 },
     Network { name: "inception-v3", kilo_parameters: 23_835, mega_macs: 5_713, layers: 95 },
 ];
 

@@ -7,8 +7,10 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
+
+use crate::installed;
 
 /// Run a command on emulated GPUs: `muxflow emulate --gpus t4x4 -- python train.py`.
 #[derive(Debug, Args)]
@@ -30,32 +32,8 @@ pub(crate) struct EmulateArgs {
     command: Vec<String>,
 }
 
-const PROGRAM: &str = "muxflow-emulated-node";
-
-/// Beside this program, or where the environment says.
-fn find() -> anyhow::Result<PathBuf> {
-    if let Some(directory) = std::env::var_os("MUXFLOW_EMULATED_PROGRAMS") {
-        let path = PathBuf::from(directory).join(PROGRAM);
-        if path.is_file() {
-            return Ok(path);
-        }
-        bail!("{} is not there: MUXFLOW_EMULATED_PROGRAMS points elsewhere", path.display());
-    }
-    let own = std::env::current_exe().context("cannot find out where this program is")?;
-    let path = own.with_file_name(PROGRAM);
-    if !path.is_file() {
-        bail!(
-            "{} is not there: build it with `cargo build -p muxflow-emulated-gpu \
-             -p muxflow-emulated-cuda -p muxflow-emulated-nvml -p muxflow-emulated-dcgm`, or set \
-             MUXFLOW_EMULATED_PROGRAMS",
-            path.display()
-        );
-    }
-    Ok(path)
-}
-
 pub(crate) fn run(args: &EmulateArgs) -> anyhow::Result<ExitCode> {
-    let program = find()?;
+    let program = installed::program("muxflow-emulated-node")?;
     let mut command = Command::new(&program);
     command.args(["--gpus", &args.gpus]);
     command.args(["--time-factor", &args.time_factor.to_string()]);

@@ -5,6 +5,7 @@ mod cancel;
 mod config;
 mod connect;
 mod describe;
+mod demo;
 mod doctor;
 mod emulate;
 mod evaluate;
@@ -43,6 +44,7 @@ pub(crate) enum Command {
     /// A process that the agent starts for itself.
     #[command(hide = true)]
     AgentChild(agent::ChildArgs),
+    Demo(demo::DemoArgs),
     Doctor(doctor::DoctorArgs),
     Plan(plan::PlanArgs),
     Evaluate(evaluate::EvaluateArgs),
@@ -79,6 +81,7 @@ impl Command {
             Command::Match(args) => matching::run(&args),
             Command::Agent(args) => agent::run(&args),
             Command::AgentChild(args) => Ok(agent::run_child(args)),
+            Command::Demo(args) => demo::run(&args),
             Command::Doctor(args) => doctor::run(&args),
             Command::Plan(args) => plan::run(args),
             Command::Evaluate(args) => evaluate::run(&args),

@@ -19,7 +19,7 @@ use muxflow_examples::signals;
 /// Serves a network of a known size.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// resnet50, vgg16, densenet201 or inception-v3.
+    /// resnet50, vgg16, densenet201, mobilenet-v2 or inception-v3.
     #[arg(long, default_value = "resnet50")]
     network: String,
     /// Images in a request.
@@ -92,10 +92,11 @@ impl Server {
             self.line() + "\n"
         };
         let length = body.len();
-        write!(
-            stream,
+        // In one piece: pieces would wait for each other's acknowledgement.
+        let answer = format!(
             "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-        )?;
+        );
+        stream.write_all(answer.as_bytes())?;
         Ok(())
     }
 }

@@ -15,7 +15,7 @@ use muxflow_examples::signals;
 /// Trains a network of a known size, in time and load if not in accuracy.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// resnet50, vgg16, densenet201 or inception-v3.
+    /// resnet50, vgg16, densenet201, mobilenet-v2 or inception-v3.
     #[arg(long, default_value = "resnet50")]
     network: String,
     /// Images in a batch.
@@ -30,6 +30,12 @@ struct Arguments {
     /// Save every so many iterations as well.
     #[arg(long, default_value_t = 0)]
     save_every: u64,
+    /// Print `iteration N` every so many seconds; 0 prints none.
+    #[arg(long, default_value_t = 0.0)]
+    report_every: f64,
+    /// Let signals do what they do by default, as most training scripts do: the program ends at once.
+    #[arg(long)]
+    default_signals: bool,
 }
 
 const MAGIC: &[u8; 8] = b"MUXCKPT1";
@@ -63,7 +69,9 @@ fn resume(path: &Path, model: &Loaded<'_>) -> anyhow::Result<u64> {
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    signals::watch();
+    if !arguments.default_signals {
+        signals::watch();
+    }
     let gpu = Gpu::open()?;
     let model = Loaded::new(&gpu, Network::find(&arguments.network)?)?;
     let mut iteration = match &arguments.checkpoint {
@@ -75,12 +83,19 @@ fn main() -> anyhow::Result<()> {
         _ => 0,
     };
     let (began, first) = (Instant::now(), iteration);
+    let mut reported = began;
     while arguments.iterations == 0 || iteration < arguments.iterations {
         // Forward once, backward twice as costly.
         model.pass(arguments.batch, 1)?;
         model.pass(arguments.batch, 2)?;
         gpu.synchronize()?;
         iteration += 1;
+        if arguments.report_every > 0.0
+            && reported.elapsed().as_secs_f64() >= arguments.report_every
+        {
+            println!("iteration {iteration}");
+            reported = Instant::now();
+        }
         let due = arguments.save_every > 0 && iteration.is_multiple_of(arguments.save_every);
         let stop = signals::stop_asked();
         if let Some(path) = &arguments.checkpoint

@@ -1,0 +1,118 @@
+//! The demo as a user runs it: the whole, and interrupted at any moment.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use muxflow_e2e::build::{must, target, xcuda};
+
+/// Builds what `cargo xtask demo` builds.
+fn muxflow() -> PathBuf {
+    let parts =
+        ["cli", "emulated-gpu", "emulated-cuda", "emulated-nvml", "emulated-dcgm", "examples"];
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    for part in parts {
+        build.args(["-p", &format!("muxflow-{part}")]);
+    }
+    must(&mut build);
+    target().join("debug/muxflow").canonicalize().unwrap()
+}
+
+/// A temporary directory of its own, so that what is left behind is seen.
+fn demo(seconds: u32, dir: &tempfile::TempDir) -> Child {
+    Command::new(muxflow())
+        .args(["demo", "--seconds", &seconds.to_string()])
+        .arg("--json")
+        .arg(dir.path().join("result.json"))
+        .env("TMPDIR", dir.path())
+        .env("MUXFLOW_XCUDA", xcuda())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Processes, shared memory, directories and control groups of a demo that was process `pid`.
+fn left_behind(pid: u32, dir: &tempfile::TempDir) -> Vec<String> {
+    let label = format!("muxflow-demo-{pid}-");
+    let mut left = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        for name in ["cmdline", "environ"] {
+            let text = std::fs::read(entry.path().join(name)).unwrap_or_default();
+            if String::from_utf8_lossy(&text).contains(&label) {
+                left.push(format!(
+                    "{}: {}",
+                    entry.path().display(),
+                    String::from_utf8_lossy(&text)
+                ));
+            }
+        }
+    }
+    let groups = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+    let groups = groups.map(|entry| entry.path());
+    let places = ["/dev/shm", "/tmp", "/sys/fs/cgroup"].map(PathBuf::from);
+    for place in places.into_iter().chain([dir.path().to_owned()]).chain(groups) {
+        for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&label) {
+                left.push(entry.path().display().to_string());
+            }
+        }
+    }
+    left
+}
+
+#[test]
+fn the_demo_shows_what_protection_is_worth() {
+    let dir = tempfile::tempdir().unwrap();
+    let child = demo(12, &dir);
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{text}\n{errors}", output.status);
+    assert!(text.contains("without protection") && text.contains("errors contained"), "{text}");
+    let json = std::fs::read_to_string(dir.path().join("result.json")).unwrap();
+    let phases: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let [alone, with, without] = [0, 1, 2].map(|index| &phases[index]);
+    let number = |phase: &serde_json::Value, field: &str| phase[field].as_f64().unwrap();
+    let failed = |phase: &serde_json::Value| -> u64 {
+        phase["services"].as_array().unwrap().iter().map(|s| s["failed"].as_u64().unwrap()).sum()
+    };
+    println!("{text}");
+    assert_eq!(number(alone, "iterations"), 0.0);
+    assert!(number(with, "iterations") > 0.0 && number(without, "iterations") > 0.0, "{json}");
+    assert!(number(with, "sm_activity_pct") > number(alone, "sm_activity_pct"), "{json}");
+    assert_eq!(without["injected"].as_array().unwrap().len(), 2, "{json}");
+    assert!(failed(without) > 0, "without protection an error reaches the clients: {json}");
+    assert!(failed(with) < failed(without), "{json}");
+    assert!(number(with, "replicas_out_s") < number(without, "replicas_out_s"), "{json}");
+    assert_eq!(left_behind(pid, &dir), Vec::<String>::new());
+}
+
+#[test]
+fn ctrl_c_at_any_moment_leaves_nothing() {
+    // Moments of start, of the first phase, and of the second with jobs on the GPUs; the first ones
+    // drawn anew each time.
+    let drawn = u64::from(std::time::UNIX_EPOCH.elapsed().unwrap().subsec_micros() % 1_500);
+    for after_ms in [drawn / 10, 100 + drawn, 7_000 + drawn, 22_000 + drawn] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = demo(8, &dir);
+        let pid = child.id();
+        std::thread::sleep(Duration::from_millis(after_ms));
+        assert!(child.try_wait().unwrap().is_none(), "over after {after_ms} ms already");
+        // SAFETY: plain system call with numbers.
+        unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGINT) };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "it goes on, interrupted after {after_ms} ms");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(left_behind(pid, &dir), Vec::<String>::new(), "after {after_ms} ms: {text}");
+        println!("interrupted after {after_ms} ms: {:?}", output.status);
+    }
+}
