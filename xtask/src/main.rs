@@ -11,6 +11,7 @@ mod calibrate;
 mod ci;
 mod codegen;
 mod demo;
+mod dist;
 mod kubernetes;
 mod reliability;
 mod soak;
@@ -49,6 +50,8 @@ enum Task {
     },
     /// Build the program and everything it starts, and run `muxflow demo`.
     Demo(demo::DemoArgs),
+    /// Pack a tarball that works wherever it is unpacked.
+    Dist(dist::DistArgs),
     /// Print the tables of docs/reliability.md: defences on and off, bursts, every fault.
     Reliability(reliability::ReliabilityArgs),
     /// Long forms of the tests: killed clients of an emulated GPU, signals to a job beside a
@@ -68,6 +71,7 @@ fn main() -> anyhow::Result<std::process::ExitCode> {
         Task::Ci => ci::run(),
         Task::Codegen { check } => codegen::run(check),
         Task::Demo(args) => return demo::run(&args),
+        Task::Dist(args) => dist::run(&args),
         Task::Reliability(args) => reliability::run(&args),
         Task::Soak(args) => soak::run(&args),
         Task::Kubernetes(action) => kubernetes::run(action),

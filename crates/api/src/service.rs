@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// A service as it is declared.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceDeclaration {
     /// Its name.
     pub name: String,
     /// Program and arguments; `{port}` becomes the replica's port, which is in `PORT` too.
+    #[schema(min_items = 1)]
     pub command: Vec<String>,
     /// Variables it asks for.
     #[serde(default)]
@@ -26,9 +28,11 @@ pub struct ServiceDeclaration {
     pub port: u16,
     /// Never fewer replicas than this.
     #[serde(default = "one")]
+    #[schema(maximum = 64, default = 1)]
     pub min_replicas: u32,
     /// Never more.
     #[serde(default = "one")]
+    #[schema(minimum = 1, maximum = 64, default = 1)]
     pub max_replicas: u32,
     /// Requests under way at once that one replica carries well.
     #[serde(default = "load_per_replica")]
@@ -61,7 +65,7 @@ fn drain_within_ms() -> u64 {
 }
 
 /// How a replica is asked whether it is well.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct HealthDeclaration {
     /// What is fetched; any 2xx is good.
@@ -88,8 +92,15 @@ impl Default for HealthDeclaration {
     }
 }
 
+/// All services.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ServiceList {
+    /// By name.
+    pub items: Vec<ServiceView>,
+}
+
 /// A service as it is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ServiceView {
     /// What was declared.
     pub declared: ServiceDeclaration,
@@ -114,7 +125,7 @@ pub struct ServiceView {
 }
 
 /// One replica as it is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ReplicaView {
     /// Its name.
     pub name: String,
@@ -133,7 +144,7 @@ pub struct ReplicaView {
 }
 
 /// Percentiles of a window of time.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct LatencyView {
     /// The median, in milliseconds; none without requests.
     pub p50_ms: Option<f64>,

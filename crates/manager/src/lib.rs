@@ -19,6 +19,7 @@ pub mod ends;
 pub mod error;
 pub mod explain;
 pub mod history;
+pub mod hosting;
 pub mod http;
 pub mod lifecycle;
 pub mod logs;

@@ -44,6 +44,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "muxflow-store",
             "muxflow-api",
             "muxflow-agent",
+            "muxflow-services",
             "muxflow-abi",
         ],
     ),

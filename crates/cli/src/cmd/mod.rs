@@ -12,6 +12,7 @@ mod evaluate;
 mod gpus;
 mod jobs;
 mod logs;
+mod manual;
 mod matching;
 mod paper;
 mod pause;
@@ -39,6 +40,7 @@ pub(crate) enum Command {
     Config(config::ConfigCommand),
     Emulate(emulate::EmulateArgs),
     Gpus(gpus::GpusArgs),
+    Manual(manual::ManualArgs),
     Match(matching::MatchArgs),
     Agent(agent::AgentArgs),
     /// A process that the agent starts for itself.
@@ -78,6 +80,7 @@ impl Command {
             Command::Config(command) => command.run(),
             Command::Emulate(args) => emulate::run(&args),
             Command::Gpus(args) => gpus::run(&args),
+            Command::Manual(args) => manual::run(&args),
             Command::Match(args) => matching::run(&args),
             Command::Agent(args) => agent::run(&args),
             Command::AgentChild(args) => Ok(agent::run_child(args)),

@@ -3,10 +3,12 @@
 
 pub mod auth;
 pub mod cluster;
+pub mod dashboard;
 pub mod events;
 pub mod jobs;
 pub mod problem;
 pub mod server;
+pub mod services;
 
 use std::sync::Arc;
 

@@ -1,0 +1,63 @@
+//! What `muxflow up` adds to the API: services with their fronts, and the dashboard.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muxflow_agent::agent::AgentHandle;
+use muxflow_services::executor::AgentExecutor;
+use muxflow_services::manager::ServiceManager;
+
+use crate::error::{ManagerError, Result};
+use crate::http::server::Extras;
+use crate::http::{dashboard, services};
+
+/// Services that are hosted, with the threads that their fronts run on.
+#[derive(Debug)]
+pub struct Hosting {
+    /// The services.
+    pub services: Arc<ServiceManager>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Hosting {
+    /// Takes up the services that are written down in a state directory.
+    pub fn start(agent: &AgentHandle, state_dir: &Path) -> Result<Self> {
+        let dir = state_dir.join("services");
+        let failed = |source| ManagerError::File {
+            operation: "start threads for",
+            path: dir.clone(),
+            source,
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("front")
+            .enable_all()
+            .build()
+            .map_err(failed)?;
+        let executor = Arc::new(AgentExecutor::new(agent.clone()));
+        let services = ServiceManager::start(executor, &dir, runtime.handle().clone())
+            .map_err(|error| ManagerError::Conflict(error.to_string()))?;
+        Ok(Hosting { services: Arc::new(services), runtime: Some(runtime) })
+    }
+
+    /// What the server gets from here.
+    pub fn extras(&self) -> Extras {
+        Extras { routes: services::routes(Arc::clone(&self.services)), pages: dashboard::pages() }
+    }
+
+    /// Where other work of the fronts' runtime can go.
+    pub fn handle(&self) -> Option<&tokio::runtime::Handle> {
+        self.runtime.as_ref().map(tokio::runtime::Runtime::handle)
+    }
+}
+
+impl Drop for Hosting {
+    /// Fronts close once their requests have ended; replicas go on.
+    fn drop(&mut self) {
+        self.services.shutdown();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(Duration::from_secs(2));
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! `cargo xtask dist`: a tarball that works wherever it is unpacked.
+//!
+//! | in the tarball | what |
+//! | --- | --- |
+//! | `bin/muxflow` | the program |
+//! | `lib/muxflow/` | the interposer; the emulated GPU and the examples, which the demo starts |
+//! | `lib/systemd/system/` | the unit |
+//! | `share/man/man1`, completions for bash, zsh and fish | made by the program itself |
+//! | `share/doc/muxflow/` | licence, README, configuration with every default |
+//!
+//! The emulated `nvidia-cuda-mps-control` is kept out of `bin`: there it could take the place of the
+//! real one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+
+use crate::ci::{cargo, root};
+use crate::demo::{PACKAGES, target};
+
+/// How to build and where to put it.
+#[derive(Debug, Args)]
+pub(crate) struct DistArgs {
+    /// Cargo profile of everything but the interposer, which has its own.
+    #[arg(long, default_value = "release")]
+    profile: String,
+    /// Directory for the tarball.
+    #[arg(long, default_value = "target/dist")]
+    out: PathBuf,
+}
+
+/// What goes into `lib/muxflow` beside the interposer.
+const PARTS: [&str; 10] = [
+    "muxflow-emulated-node",
+    "muxflow-emulated-device",
+    "muxflow-emulated-fault",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+    "libmuxflow_emulated_cuda.so",
+    "libmuxflow_emulated_nvml.so",
+    "libmuxflow_emulated_dcgm.so",
+    "muxflow-example-inference",
+    "muxflow-example-training",
+];
+
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    if let Some(dir) = to.parent() {
+        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    }
+    fs::copy(from, to)
+        .map(drop)
+        .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
+}
+
+fn run_program(command: &mut Command) -> anyhow::Result<()> {
+    let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
+    ensure!(status.success(), "{command:?}: {status}");
+    Ok(())
+}
+
+/// Builds, lays out and packs; prints the path of the tarball.
+pub(crate) fn run(args: &DistArgs) -> anyhow::Result<()> {
+    let mut words = vec!["build", "--locked", "--profile", &args.profile];
+    for package in PACKAGES {
+        words.extend(["-p", package]);
+    }
+    cargo(&words)?;
+    cargo(&["build", "--locked", "--profile", "xcuda", "-p", "muxflow-xcuda"])?;
+    let built = target().join(if args.profile == "dev" { "debug" } else { &args.profile });
+    let name = format!("muxflow-{}-{}-linux", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
+    let out = if args.out.is_absolute() { args.out.clone() } else { root().join(&args.out) };
+    let tree = out.join(&name);
+    if tree.exists() {
+        fs::remove_dir_all(&tree).with_context(|| format!("cannot remove {}", tree.display()))?;
+    }
+    copy(&built.join("muxflow"), &tree.join("bin/muxflow"))?;
+    for part in PARTS {
+        copy(&built.join(part), &tree.join("lib/muxflow").join(part))?;
+    }
+    copy(&target().join("xcuda/libxcuda.so"), &tree.join("lib/muxflow/libxcuda.so"))?;
+    let unit = "muxflow.service";
+    copy(&root().join("deploy/systemd").join(unit), &tree.join("lib/systemd/system").join(unit))?;
+    for file in ["LICENSE", "README.md"] {
+        copy(&root().join(file), &tree.join("share/doc/muxflow").join(file))?;
+    }
+    for file in fs::read_dir(root().join("config"))?.flatten() {
+        copy(&file.path(), &tree.join("share/doc/muxflow").join(file.file_name()))?;
+    }
+    run_program(Command::new(tree.join("bin/muxflow")).arg("manual").arg(tree.join("share")))?;
+    let tarball = out.join(format!("{name}.tar.gz"));
+    run_program(
+        Command::new("tar")
+            .args([
+                "--sort=name",
+                "--owner=0",
+                "--group=0",
+                "--numeric-owner",
+                "--mtime=@0",
+                "-czf",
+            ])
+            .arg(&tarball)
+            .arg("-C")
+            .arg(&out)
+            .arg(&name),
+    )?;
+    let bytes = fs::metadata(&tarball)?.len();
+    println!("{} ({:.1} MB)", tarball.display(), bytes as f64 / 1e6);
+    Ok(())
+}
