@@ -4,8 +4,8 @@ mod agent;
 mod cancel;
 mod config;
 mod connect;
-mod describe;
 mod demo;
+mod describe;
 mod doctor;
 mod emulate;
 mod evaluate;
@@ -21,6 +21,7 @@ mod predict;
 mod replay;
 mod run;
 mod scheduler;
+mod service;
 mod simulate;
 mod submit;
 mod trace;
@@ -59,6 +60,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Trace(trace::TraceCommand),
     Scheduler(scheduler::SchedulerArgs),
+    Service(service::ServiceArgs),
     Up(up::UpArgs),
     Submit(submit::SubmitArgs),
     Jobs(jobs::JobsArgs),
@@ -95,6 +97,7 @@ impl Command {
             Command::Simulate(args) => simulate::run(args),
             Command::Trace(command) => command.run(),
             Command::Scheduler(args) => scheduler::run(args),
+            Command::Service(args) => service::run(&args),
             Command::Up(args) => up::run(&args),
             Command::Submit(args) => submit::run(args),
             Command::Jobs(args) => jobs::run(&args),

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use muxflow_agent::sys;
 use muxflow_manager::config::UpConfig;
-use muxflow_manager::http::server::Extras;
+use muxflow_manager::hosting::Hosting;
 use muxflow_manager::up::Up;
 
 use super::agent::child_program;
@@ -35,11 +35,16 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
     // Before any thread starts, so that all of them leave these signals to this one.
     let signals =
         sys::signal_fd(&[libc::SIGTERM, libc::SIGINT]).context("cannot watch for signals")?;
-    let up = Up::start(&config, child_program()?, |_, _| Ok(Extras::default()))?;
+    let mut hosting = None;
+    let up = Up::start(&config, child_program()?, |agent, _| {
+        let hosted = hosting.insert(Hosting::start(agent, &config.state_dir)?);
+        Ok(hosted.extras())
+    })?;
     if let Some(server) = up.server() {
         tracing::info!(socket = %server.socket().display(), "the manager listens");
         if let Some(address) = server.address() {
             tracing::info!(%address, "and on TCP, with a token");
+            tracing::info!("the dashboard is at http://{address}/");
         }
     }
     if sys::own_uid() != 0 {
@@ -59,6 +64,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
         }
     }
     tracing::info!("leaving: jobs are stopped in order, services go on");
+    drop(hosting);
     up.shutdown();
     Ok(ExitCode::SUCCESS)
 }
