@@ -7,7 +7,8 @@
  *   PAUSE_FILE   microseconds between two kernels, read again and again
  *   RECORD_FILE  one line per request: time since boot in us, latency in us, device time in us; or
  *                the time and `oom` or `error CODE` for one that failed; `-` records nothing
- *   hold=MIB     memory held from the start; `all` takes as much as there is, in steps of 64 MiB
+ *   hold=MIB     memory held from the start, in steps of 64 MiB; `most` stops at the first refusal,
+ *                `all` when it was refused for half a second
  *   want=FILE    MiB to hold, read again and again: grows by one step of 64 MiB with each request
  *   scratch=MIB  memory taken and given back by each request
  *   stubborn     stays after an error of the driver, with its context, and does nothing more
@@ -92,6 +93,12 @@ int main(int argc, char **argv) {
     record = strcmp(argv[4], "-") ? fopen(argv[4], "a") : 0;
     long held = 0;
     if (hold && !strcmp(hold, "all")) {
+        /* Others may hold memory for a moment only: it is not over with the first refusal. */
+        for (int refused = 0; refused < 50; ) {
+            if (take(&address, STEP_MIB)) { held += STEP_MIB; refused = 0; }
+            else { refused++; usleep(10000); }
+        }
+    } else if (hold && !strcmp(hold, "most")) {
         while (take(&address, STEP_MIB)) held += STEP_MIB;
     } else if (hold) {
         for (long left = atol(hold); left > 0; left -= STEP_MIB) {

@@ -160,6 +160,11 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     let (address, length) = address(path)?;
     // SAFETY: the address is valid and as long as said.
     let bound = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) };
+    if bound == 0 {
+        use std::os::unix::fs::PermissionsExt;
+        // As the nodes of a real GPU: who may use it is not decided here.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+    }
     // SAFETY: plain call on an owned descriptor.
     if bound != 0 || unsafe { libc::listen(fd.as_raw_fd(), 256) } != 0 {
         return Err(io::Error::last_os_error());

@@ -82,6 +82,9 @@ pub enum HealthOrder {
     Enable,
 }
 
+/// What a kernel is taken to last where the interposer could not measure it.
+const ASSUMED_KERNEL_NS: u64 = 1_000_000;
+
 /// What one turn came to.
 #[derive(Debug)]
 pub struct Turn {
@@ -103,11 +106,14 @@ pub struct ControlLoop {
     gate: LaunchGate,
     forecaster: ActivityForecaster,
     split: ActivitySplit,
-    split_of: Option<muxflow_types::JobId>,
+    /// Whose activity is told apart, and whether the interposer knows how long its kernels take.
+    split_of: Option<(muxflow_types::JobId, bool)>,
     last_count: u64,
     last_refresh: Micros,
     last_launches: u64,
     look_until: Option<Micros>,
+    /// From when to when the last look was to be.
+    last_look: Option<(Micros, Micros)>,
     /// The job has launched since the last look: without that there is nothing to tell apart.
     launched: bool,
     /// Since when the gate has been closed with nothing in flight.
@@ -132,6 +138,7 @@ impl ControlLoop {
             last_refresh: Micros::ZERO,
             last_launches: 0,
             look_until: None,
+            last_look: None,
             launched: false,
             quiet_since: None,
             online: None,
@@ -261,7 +268,8 @@ impl ControlLoop {
             && self.launched
             && let Some(length) = self.split.wants_look(now)
         {
-            self.look_until = Some(now.saturating_add(length));
+            let until = now.saturating_add(length);
+            (self.look_until, self.last_look) = (Some(until), Some((now, until)));
             self.launched = false;
         }
         self.look_until.is_some()
@@ -280,9 +288,12 @@ impl ControlLoop {
         let began = self.last_refresh;
         self.last_refresh = sample.refreshed_at;
         let Some(total) = sample.sm_activity else { return };
-        if self.split_of.as_ref() != job.map(|job| &job.job) {
+        // What was compared with a guess says nothing once the interposer has measured.
+        let of = job.map(|job| job.job.clone());
+        let of = of.zip(counts.map(|counts| counts.ns_per_launch > 0));
+        if self.split_of != of {
             self.split = ActivitySplit::new(self.params.split);
-            self.split_of = job.map(|job| job.job.clone());
+            self.split_of = of;
             self.last_launches = counts.map_or(0, |counts| counts.launches);
             self.look_until = None;
         }
@@ -297,6 +308,11 @@ impl ControlLoop {
         };
         let gate_closed = job.is_none() || self.quiet_since.is_some_and(|since| since <= began);
         let at = sample.refreshed_at;
+        let has_look = |(from, to): (Micros, Micros)| from < at && to > began;
+        if !gate_closed && self.last_look.is_some_and(has_look) {
+            // Neither the service alone nor both of them: it says nothing.
+            return;
+        }
         let online = self.split.observe(ActivityWindow { at, total, offline, gate_closed });
         self.forecaster.observe(at, online.activity);
         self.online = Some(online);
@@ -340,11 +356,14 @@ impl ControlLoop {
     }
 }
 
-/// The interposer counts kernels and knows how long one takes while its pipe is full.
+/// The interposer counts kernels and knows how long one takes once its pipe was full. For a job that
+/// waits for each kernel it never is; its kernels are then taken to last so long, and the looks at
+/// the service alone tell by how much that is wrong.
 fn offline_activity(launches: u64, kernel_ns: u64, window: Micros, job: &ActiveJob) -> Percent {
     if window.0 == 0 {
         return Percent::ZERO;
     }
+    let kernel_ns = if kernel_ns == 0 { ASSUMED_KERNEL_NS } else { kernel_ns };
     #[expect(clippy::cast_precision_loss, reason = "a share of a second")]
     let busy = launches.saturating_mul(kernel_ns) as f64 / (window.0 as f64 * 1e3);
     let share = job.share.percent().value();

@@ -97,7 +97,7 @@ pub struct NodeShared {
     pub blame: Arc<Blame>,
     /// Holds mass evictions back.
     pub breaker: Arc<Mutex<EvictionBreaker>>,
-    /// How many jobs run on the node.
+    /// How many jobs run on the node and are not being stopped.
     pub running_jobs: Arc<AtomicUsize>,
     /// Where events go.
     pub tell: Sender<(String, Event)>,

@@ -323,6 +323,8 @@ impl Supervisor {
             return;
         }
         tracing::info!(job = %offline.job, reason = %reason, "job is stopped");
+        // One that leaves no longer counts among those that run.
+        self.node.running_jobs.fetch_sub(1, Ordering::Relaxed);
         *self.shared.status().stops.entry(reason.word()).or_default() += 1;
         offline.reason = Some(reason);
         self.last_stopped = Some((offline.job.clone(), offline.running.processes()));
@@ -375,7 +377,9 @@ impl Supervisor {
             drop(std::fs::remove_dir_all(dir));
         }
         drop(self.node.runner.settle(Kind::Offline, &offline.running.launch.name));
-        self.node.running_jobs.fetch_sub(1, Ordering::Relaxed);
+        if offline.reason.is_none() {
+            self.node.running_jobs.fetch_sub(1, Ordering::Relaxed);
+        }
         Some(offline)
     }
 
@@ -404,7 +408,6 @@ impl Supervisor {
             Kind::Offline => {
                 let job = JobId::new(&running.launch.name).map_err(invalid)?;
                 tracing::info!(job = %job, pid, "job found on its way out");
-                self.node.running_jobs.fetch_add(1, Ordering::Relaxed);
                 let mut offline = offline_of(job, running);
                 offline.reason = Some(StopReason::Shutdown);
                 offline.kill_at = Some(Instant::now() + Duration::from_secs(30));

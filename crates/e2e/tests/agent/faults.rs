@@ -133,6 +133,8 @@ fn inner_return() {
         "the log line says what the driver asks for"
     );
     assert!(requeue, "the job is not to blame");
+    let alert = world.event("a person is told", |event| matches!(event, Event::Alert(_)));
+    assert!(matches!(&alert, Event::Alert(text) if text.contains("disabled")), "{alert:?}");
     world.wait("disabled", |status| status.health == HealthState::Disabled && !status.placeable);
     world.serve(20);
     let served = world.served_since(from);

@@ -12,5 +12,6 @@ mod command;
 mod defences;
 mod driver_side;
 mod faults;
+mod parties;
 mod reliability;
 mod world;

@@ -134,8 +134,9 @@ impl World {
     }
 
     pub(crate) fn wait(&self, what: &str, holds: impl Fn(&GpuStatus) -> bool) -> GpuStatus {
-        wait_status(self.agent(), &self.gpu, LONG, holds)
-            .unwrap_or_else(|| panic!("never: {what}: {:#?}", self.agent().status(&self.gpu)))
+        wait_status(self.agent(), &self.gpu, LONG, holds).unwrap_or_else(|| {
+            panic!("never: {what}: {:#?}\n{}", self.agent().status(&self.gpu), self.outputs())
+        })
     }
 
     /// Waits for something that no status shows.
@@ -161,6 +162,18 @@ impl World {
             }
         }
         panic!("never: {what}: {:#?}", self.agent().status(&self.gpu))
+    }
+
+    /// The last lines that workloads wrote, for whoever looks for the reason of a failure.
+    fn outputs(&self) -> String {
+        let dirs = fs::read_dir(self.base.join("state/workloads")).into_iter().flatten().flatten();
+        let files = dirs.flat_map(|dir| fs::read_dir(dir.path()).into_iter().flatten().flatten());
+        let last = |file: fs::DirEntry| {
+            let text = fs::read_to_string(file.path()).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().rev().take(5).collect();
+            format!("{}: {lines:?}\n", file.path().display())
+        };
+        files.filter(|f| f.path().extension().is_some_and(|e| e == "log")).map(last).collect()
     }
 
     /// Where the output of the job goes.
@@ -199,7 +212,11 @@ impl World {
     }
 
     pub(crate) fn start_service_as(&self, argv: Vec<String>) {
-        let spec = OnlineSpec {
+        self.start_service_spec(Self::service_spec(argv));
+    }
+
+    pub(crate) fn service_spec(argv: Vec<String>) -> OnlineSpec {
+        OnlineSpec {
             service: ServiceId::new("service").unwrap(),
             argv,
             env: BTreeMap::new(),
@@ -208,7 +225,10 @@ impl World {
             limits: Limits::default(),
             latency_file: None,
             grace_ms: 1_000,
-        };
+        }
+    }
+
+    pub(crate) fn start_service_spec(&self, spec: OnlineSpec) {
         self.agent().order(&self.gpu, Order::StartOnline(Box::new(spec))).unwrap();
         self.wait("the service runs", |status| status.online.is_some());
     }
