@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 
 use crate::error::MatchError;
-use crate::lists::{Lists, Maker};
+use crate::lists::{Lists, Look, Maker};
 use crate::market::Market;
 use crate::scalar::Tick;
 use crate::stock::{NOBODY, Step, Stock};
@@ -60,7 +60,7 @@ pub(crate) struct Auction<'a, W: Weights, T> {
     pub(crate) bids: u64,
     pub(crate) refills: u64,
     maker: Maker<T>,
-    buffer: Vec<W::Scalar>,
+    pub(crate) buffer: Vec<W::Scalar>,
 }
 
 impl<'a, W: Weights, T: Tick> Auction<'a, W, T> {
@@ -124,7 +124,7 @@ impl<'a, W: Weights, T: Tick> Auction<'a, W, T> {
     }
 
     /// Takes columns from rows that want another by more than `eps`.
-    fn release(&mut self, eps: T) {
+    pub(crate) fn release(&mut self, eps: T) {
         for row in 0..self.left_out.len() {
             self.waiting[row] += std::mem::take(&mut self.left_out[row]);
         }
@@ -162,10 +162,10 @@ impl<'a, W: Weights, T: Tick> Auction<'a, W, T> {
         Ok(())
     }
 
-    fn bid(&mut self, row: u32, step: Step<T>) -> Result<(), MatchError> {
-        let at = row as usize;
+    /// What a row finds; its list is made anew until the best is on it, or surely worth less than
+    /// the way out.
+    pub(crate) fn look(&mut self, at: usize, way_out: Option<T>) -> Look<T> {
         let mut look = self.lists.look(at, &self.stock.price);
-        let way_out = self.way_out.map(|v| v - self.level);
         let mut exactly = false;
         while look.best < self.lists.bound(at) {
             if way_out.is_some_and(|v| v >= self.lists.bound(at)) {
@@ -175,6 +175,13 @@ impl<'a, W: Weights, T: Tick> Auction<'a, W, T> {
             exactly = true;
             look = self.lists.look(at, &self.stock.price);
         }
+        look
+    }
+
+    fn bid(&mut self, row: u32, step: Step<T>) -> Result<(), MatchError> {
+        let at = row as usize;
+        let way_out = self.way_out.map(|v| v - self.level);
+        let look = self.look(at, way_out);
         let bound = self.lists.bound(at);
         if look.best == T::LOWEST && bound == T::LOWEST {
             self.isolated[at] = true;

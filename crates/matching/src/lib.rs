@@ -37,6 +37,7 @@ mod grid;
 mod level;
 mod lists;
 mod market;
+mod repair;
 mod scalar;
 mod scan;
 mod solve;

@@ -21,13 +21,14 @@ pub(crate) struct Look<T> {
     pub(crate) second: T,
 }
 
+/// A column on a list.
 #[derive(Debug, Clone, Copy)]
-struct Entry<T> {
+pub(crate) struct Entry<T> {
     /// Scaled weight.
-    weight: T,
+    pub(crate) weight: T,
     /// The value was at most this when the list was made.
-    then: T,
-    col: u32,
+    pub(crate) then: T,
+    pub(crate) col: u32,
 }
 
 /// Short lists of all rows.
@@ -67,8 +68,7 @@ impl<T: Tick> Lists<T> {
     /// Best and second best of the list at today's prices.
     #[inline]
     pub(crate) fn look(&self, row: usize, price: &[T]) -> Look<T> {
-        let from = row * self.keep;
-        let list = &self.entries[from..from + self.len[row] as usize];
+        let list = self.edges(row);
         let mut look = Look { col: u32::MAX, weight: T::ZERO, best: T::LOWEST, second: T::LOWEST };
         for entry in list {
             if entry.then <= look.second {
@@ -85,6 +85,13 @@ impl<T: Tick> Lists<T> {
             }
         }
         look
+    }
+
+    /// The list as it stands.
+    #[inline]
+    pub(crate) fn edges(&self, row: usize) -> &[Entry<T>] {
+        let from = row * self.keep;
+        &self.entries[from..from + self.len[row] as usize]
     }
 
     pub(crate) fn slot(&mut self, row: usize) -> Slot<'_, T> {
@@ -110,6 +117,24 @@ impl<T: Tick> Lists<T> {
             out.push(slots.by_ref().take(each).collect());
         }
         out
+    }
+}
+
+impl<T: Tick> Slot<'_, T> {
+    /// Writes down the best of what a scan of the row found.
+    pub(crate) fn write<S: Scalar>(self, found: &mut Candidates, line: &[S], market: &Market<T>) {
+        let mut best = found.leading(self.entries.len());
+        let mut len = 0;
+        for (entry, (rough, col)) in self.entries.iter_mut().zip(best.by_ref()) {
+            let weight = market.weight(line[col as usize]);
+            *entry = Entry { weight, then: market.bound_of(rough), col };
+            len += 1;
+        }
+        let next = best.next().map(|(rough, _)| rough);
+        drop(best);
+        *self.len = len;
+        let threshold = next.unwrap_or(found.threshold);
+        *self.bound = if threshold <= FLOOR { T::LOWEST } else { market.bound_of(threshold) };
     }
 }
 
@@ -143,15 +168,7 @@ impl<T: Tick> Maker<T> {
         let start = self.hopeful(&slot, price, market);
         self.found.start(start);
         S::scan(line, &market.rough_price, &market.rough, &mut self.found);
-        let mut len = 0;
-        for (entry, (rough, col)) in slot.entries.iter_mut().zip(self.found.best_first()) {
-            let weight = market.weight(line[col as usize]);
-            *entry = Entry { weight, then: market.bound_of(rough), col };
-            len += 1;
-        }
-        *slot.len = len;
-        let threshold = self.found.threshold;
-        *slot.bound = if threshold <= FLOOR { T::LOWEST } else { market.bound_of(threshold) };
+        slot.write(&mut self.found, line, market);
     }
 
     /// As [`Self::refill`], by exact values: for rows with more near ties than a list is long.

@@ -116,6 +116,11 @@ impl<T: Tick> Market<T> {
         T::from_i128(i128::from(rough)).shl(self.shift)
     }
 
+    /// A price surely not below the exact one that a rough weight less a rough profit stands for.
+    pub(crate) fn price_above(&self, rough: i32) -> T {
+        self.price_of(rough + 2 + self.slack)
+    }
+
     /// A rough value that an edge of this exact value surely exceeds.
     pub(crate) fn rough_of(&self, value: T) -> i32 {
         let least = T::from_i128(i128::from(i32::MIN / 2));

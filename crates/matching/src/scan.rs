@@ -82,8 +82,28 @@ impl Candidates {
 
     /// Rough values and columns, best first; at most as many as are to be kept.
     pub(crate) fn best_first(&mut self) -> impl Iterator<Item = (i32, u32)> {
+        self.leading(self.keep)
+    }
+
+    /// As many of the best, best first, and then the others in any order but for the first of them,
+    /// which is next.
+    pub(crate) fn leading(&mut self, count: usize) -> impl Iterator<Item = (i32, u32)> {
         self.cut();
-        self.items.sort_unstable_by(|a, b| b.cmp(a));
+        let sorted = count.min(self.items.len());
+        if sorted < self.items.len() {
+            self.items.select_nth_unstable_by(sorted, |a, b| b.cmp(a));
+        }
+        self.items[..sorted].sort_unstable_by(|a, b| b.cmp(a));
+        self.items.iter().map(|&item| unpack(item))
+    }
+
+    /// How many columns are above the threshold; those cut off are not counted.
+    pub(crate) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Rough values and columns of all that was found, in any order.
+    pub(crate) fn items(&self) -> impl Iterator<Item = (i32, u32)> {
         self.items.iter().map(|&item| unpack(item))
     }
 }

@@ -21,6 +21,8 @@ type Known<T> = Vec<(u32, T)>;
 
 /// Columns in a short list. More need fewer reads of rows, but each makes a longer list.
 const KEEP: usize = 64;
+/// The same after a warm start, where lists are searched and not only bid from.
+const KEEP_WARM: usize = 128;
 /// From phase to phase eps falls by 2^this.
 const FALL: u32 = 3;
 /// First eps, as a power of two below the span of the weights: without any knowledge, from a
@@ -130,7 +132,15 @@ pub(crate) fn run<'a, W: Weights, T: Tick>(
     phases: &mut u32,
 ) -> Result<Auction<'a, W, T>, MatchError> {
     match memory.and_then(|memory| warm(task, grid, scale_bits, memory)) {
-        Some(auction) => phases_down(auction, FIRST_WARM, T::ONE, phases),
+        Some(mut auction) => {
+            if auction.few_are_waiting() {
+                *phases += 1;
+                if auction.repair()? {
+                    return Ok(auction);
+                }
+            }
+            phases_down(auction, FIRST_WARM, T::ONE, phases)
+        }
         None => cold(task, grid, scale_bits, T::ONE, phases),
     }
 }
@@ -149,7 +159,7 @@ fn cold<'a, W: Weights, T: Tick>(
     }
     let price = vec![T::ZERO; task.capacity.len()];
     let market = Market::new(grid.clone(), scale_bits, &price, task.capacity);
-    let auction = Auction::new(task, market, price, T::ZERO, keep(task));
+    let auction = Auction::new(task, market, price, T::ZERO, keep(task, KEEP));
     phases_down(auction, FIRST_COLD, last, phases)
 }
 
@@ -181,8 +191,15 @@ fn from_sample<'a, W: Weights, T: Tick>(
         .filter(|&at| best(at) > T::LOWEST)
         .map(|at| (rows[at], best(at).max(out)))
         .collect();
-    let mut auction =
-        priced(task, grid, scale_bits, &known, &[], solved.loose.then_some(solved.level));
+    let mut auction = priced(
+        task,
+        grid,
+        scale_bits,
+        &known,
+        &[],
+        solved.loose.then_some(solved.level),
+        keep(task, KEEP),
+    );
     auction.bids += solved.bids;
     auction.refills += solved.refills;
     drop(solved);
@@ -194,8 +211,8 @@ fn thinned(all: &[u32]) -> Vec<u32> {
     all.chunks_exact(SAMPLE).enumerate().map(|(k, chunk)| chunk[scatter(k) % SAMPLE]).collect()
 }
 
-fn keep<W: Weights>(task: &Task<'_, W>) -> usize {
-    KEEP.min(task.capacity.len().max(1))
+fn keep<W: Weights>(task: &Task<'_, W>, wanted: usize) -> usize {
+    wanted.min(task.capacity.len().max(1))
 }
 
 fn span<T: Tick>(grid: &Grid, scale_bits: u32) -> T {
@@ -230,6 +247,7 @@ fn priced<'a, W: Weights, T: Tick>(
     known: &[(u32, T)],
     then: &[Option<T>],
     floor: Option<T>,
+    keep: usize,
 ) -> Auction<'a, W, T> {
     let zero = vec![T::ZERO; task.capacity.len()];
     let mut market = Market::new(grid.clone(), scale_bits, &zero, task.capacity);
@@ -245,18 +263,20 @@ fn priced<'a, W: Weights, T: Tick>(
     });
     // Where the rough price confirms an exact one, that is it.
     let near = market.price_of(8);
-    let exactly = |at: usize, rough: T| match then.get(at) {
-        Some(&Some(p)) if p - near < rough && rough < p + near => p,
-        _ => rough,
+    let exactly = |at: usize, top: i32| {
+        let rough = market.price_of(top);
+        match then.get(at) {
+            Some(&Some(p)) if p - near < rough && rough < p + near => p,
+            // Rounded up: nobody who is content is to be drawn away by a rounding error.
+            Some(_) => market.price_above(top),
+            None => rough,
+        }
     };
-    let price: Vec<T> = tops
-        .iter()
-        .enumerate()
-        .map(|(at, &top)| exactly(at, market.price_of(top.max(FLOOR))).max(lowest))
-        .collect();
+    let price: Vec<T> =
+        (0..).zip(&tops).map(|(at, &top)| exactly(at, top.max(FLOOR)).max(lowest)).collect();
     market.rebase(&price);
-    let mut auction = Auction::new(task, market, price, lowest, keep(task));
-    auction.fill_lists(keep(task));
+    let mut auction = Auction::new(task, market, price, lowest, keep);
+    auction.fill_lists(keep);
     auction
 }
 
@@ -287,10 +307,17 @@ fn warm<'a, W: Weights, T: Tick>(
     let mut buffer = Vec::new();
     let mut known: Known<T> = Vec::new();
     let out = task.way_out.map_or(T::LOWEST, T::from_i128);
-    for &(row, _) in task.rows {
-        let Some(profit) = memory.profits[row as usize].and_then(ticks) else { continue };
+    let held = held_by(task, &memory.holders);
+    for (&(row, _), &held) in task.rows.iter().zip(&held) {
         let line = row_of(task.weights, row as usize, &mut buffer);
-        // The profit still holds when the best value of the row has not moved.
+        let kept = held
+            .filter(|&col| then[col as usize].is_some() && line[col as usize].to_f64().is_finite());
+        // What its column is worth to it now, or its profit then, where nothing is worth more.
+        let profit = match kept {
+            Some(col) => Some(market.weight(line[col as usize]) - price[col as usize]),
+            None => memory.profits[row as usize].and_then(ticks),
+        };
+        let Some(profit) = profit else { continue };
         let rough = market.rough_of(profit);
         found.start(rough.saturating_sub(8));
         W::Scalar::scan(line, &market.rough_price, &market.rough, &mut found);
@@ -302,26 +329,36 @@ fn warm<'a, W: Weights, T: Tick>(
     if known.len() * 2 <= task.rows.len() {
         return None;
     }
-    let mut auction = priced(task, grid, scale_bits, &known, &then, Some(T::ZERO));
-    seat(&mut auction, &memory.holders);
+    let mut auction =
+        priced(task, grid, scale_bits, &known, &then, Some(T::ZERO), keep(task, KEEP_WARM));
+    seat(&mut auction, &held);
     Some(auction)
 }
 
-/// Gives columns back to those who held them; the first phase takes away what no longer fits.
-fn seat<W: Weights, T: Tick>(auction: &mut Auction<'_, W, T>, holders: &[Option<u32>]) {
-    let task = auction.task;
-    let mut one = [W::Scalar::ZERO];
-    let row_ids = (0u32..).zip(task.rows).map(|(id, &(row, _))| (row, id));
-    let id_of: std::collections::BTreeMap<u32, u32> = row_ids.collect();
+/// For each row the column that it held, where both are still there and single.
+fn held_by<W: Weights>(task: &Task<'_, W>, holders: &[Option<u32>]) -> Vec<Option<u32>> {
+    let ids = (0u32..).zip(task.rows).map(|(id, &(row, _))| (row, id));
+    let id_of: std::collections::BTreeMap<u32, u32> = ids.collect();
+    let mut held = vec![None; task.rows.len()];
     for (col, holder) in (0u32..).zip(holders) {
         let Some(&id) = holder.and_then(|row| id_of.get(&row)) else { continue };
-        let (row, units) = task.rows[id as usize];
-        if units == 1 && auction.waiting[id as usize] == 1 && task.capacity[col as usize] == 1 {
-            task.weights.fill(row as usize, col as usize, &mut one);
-            if one[0].to_f64().is_finite() {
-                auction.stock.give(col, id, auction.market.weight(one[0]));
-                auction.waiting[id as usize] = 0;
-            }
+        if task.rows[id as usize].1 == 1 && task.capacity[col as usize] == 1 {
+            held[id as usize] = Some(col);
+        }
+    }
+    held
+}
+
+/// Gives columns back to those who held them; the first phase takes away what no longer fits.
+fn seat<W: Weights, T: Tick>(auction: &mut Auction<'_, W, T>, held: &[Option<u32>]) {
+    let task = auction.task;
+    let mut one = [W::Scalar::ZERO];
+    for ((id, &held), &(row, _)) in (0u32..).zip(held).zip(task.rows) {
+        let Some(col) = held else { continue };
+        task.weights.fill(row as usize, col as usize, &mut one);
+        if one[0].to_f64().is_finite() {
+            auction.stock.give(col, id, auction.market.weight(one[0]));
+            auction.waiting[id as usize] = 0;
         }
     }
 }

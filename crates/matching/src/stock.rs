@@ -139,6 +139,27 @@ impl<T: Tick> Stock<T> {
         lot.profit = weight - lot.price;
     }
 
+    /// Who holds a column of one unit.
+    #[inline]
+    pub(crate) fn holder(&self, col: u32) -> u32 {
+        self.single[col as usize].row
+    }
+
+    /// What a column of one unit is worth to its holder.
+    #[inline]
+    pub(crate) fn profit(&self, col: u32) -> T {
+        self.single[col as usize].profit
+    }
+
+    /// Raises the price of a column of one unit; the new price.
+    pub(crate) fn raise(&mut self, col: u32, by: T) -> T {
+        let lot = &mut self.single[col as usize];
+        lot.price += by;
+        lot.profit = lot.profit - by;
+        self.price[col as usize] = lot.price;
+        lot.price
+    }
+
     /// All lots with their columns.
     pub(crate) fn lots(&self) -> impl Iterator<Item = (u32, &Lot<T>)> {
         let several = self

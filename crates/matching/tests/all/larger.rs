@@ -210,6 +210,33 @@ fn a_warm_start_gives_the_value_of_a_cold_one() {
     }
 }
 
+#[test]
+fn a_small_change_is_repaired_without_phases() {
+    let mut random = Random::new(23);
+    let n = 900;
+    for optional in [false, true] {
+        let options = Options { optional, ..Options::default() };
+        let mut now = Instance::clustered(&mut random, n, n, 0.02);
+        let last = proved(&now, options);
+        // Whoever holds something likes it better now, as running jobs do; a few rows are new.
+        for row in 0..n {
+            let col = last.row_to_col[row].unwrap() as usize;
+            now.data[row * n + col] += 0.125;
+        }
+        let fresh = Instance::clustered(&mut random, n, n, 0.02);
+        for _ in 0..n / 50 {
+            let row = random.below(n);
+            now.data[row * n..(row + 1) * n].copy_from_slice(&fresh.data[row * n..(row + 1) * n]);
+        }
+        let warm = Warm { certificate: &last.certificate, rows: &[], cols: &[] };
+        let warm = proved(&now, Options { warm: Some(warm), ..options });
+        let cold = proved(&now, options);
+        assert_eq!(warm.value, cold.value);
+        assert_eq!(warm.effort.phases, 1, "repaired, not solved anew");
+        assert!(warm.effort.refills < 2 * n as u64, "{:?}", warm.effort);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 

@@ -53,7 +53,7 @@ struct GpuFitKey {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct GpuKey {
+struct GpuKey {
     fit: GpuFitKey,
     share: SmShare,
     online: Option<ProfileKey>,
@@ -71,7 +71,7 @@ struct JobFitKey {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct JobKey {
+struct JobKey {
     fit: JobFitKey,
     workload: WorkloadName,
     profiles: Vec<(GpuType, ProfileKey)>,
@@ -117,11 +117,6 @@ pub(super) struct Classes<'a> {
     pub(super) terms: Terms,
     pub(super) gpus: Vec<GpuClass>,
     pub(super) jobs: Vec<JobClass>,
-    /// The key of each GPU class, to find it again in the next snapshot.
-    pub(super) gpu_keys: BTreeMap<GpuKey, usize>,
-    /// The same for jobs. A class of running jobs is found again only while its GPUs' class keeps
-    /// its number, which costs no more than a colder start.
-    pub(super) job_keys: BTreeMap<JobKey, usize>,
     pub(super) gpu_fits: Vec<FitClass>,
     pub(super) job_fits: Vec<FitClass>,
     /// The place of every GPU in the snapshot.
@@ -226,7 +221,7 @@ impl<'a> Classes<'a> {
         for class in &mut jobs {
             class.members.sort_by_key(|&i| (snapshot.jobs[i].submitted_at, i));
         }
-        Classes { snapshot, terms, gpus, jobs, gpu_keys, job_keys, gpu_fits, job_fits, gpu_index }
+        Classes { snapshot, terms, gpus, jobs, gpu_fits, job_fits, gpu_index }
     }
 
     /// One GPU of a class.

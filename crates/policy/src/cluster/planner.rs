@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use muxflow_matching::{self as matching, Certificate, Options, Warm, Weights as _};
 use muxflow_types::{
-    Assignment, Change, ClusterPlan, ClusterSnapshot, Eviction, EvictionReason, SpeedPredictor,
-    WaitReason, Waiting,
+    Assignment, Change, ClusterPlan, ClusterSnapshot, Eviction, EvictionReason, GpuId, JobId,
+    SpeedPredictor, WaitReason, Waiting,
 };
 
-use super::classes::{Classes, GpuKey, JobKey};
+use super::classes::Classes;
 use super::fit;
 use super::parameters::{ParameterError, Parameters};
 use super::speeds::SpeedTable;
@@ -49,11 +49,33 @@ pub struct Memory {
     last: Option<Last>,
 }
 
+/// The last matching, and which of its rows and columns each GPU and job was.
 #[derive(Debug)]
 struct Last {
-    gpu_keys: BTreeMap<GpuKey, usize>,
-    job_keys: BTreeMap<JobKey, usize>,
+    gpus: BTreeMap<GpuId, u32>,
+    jobs: BTreeMap<JobId, u32>,
     certificate: Certificate,
+}
+
+impl Last {
+    fn new(classes: &Classes<'_>, certificate: Certificate) -> Self {
+        let snapshot = classes.snapshot;
+        let mut last = Last { gpus: BTreeMap::new(), jobs: BTreeMap::new(), certificate };
+        for (number, class) in (0u32..).zip(&classes.gpus) {
+            last.gpus.extend(class.members.iter().map(|&i| (snapshot.gpus[i].gpu.clone(), number)));
+        }
+        for (number, class) in (0u32..).zip(&classes.jobs) {
+            last.jobs.extend(class.members.iter().map(|&i| (snapshot.jobs[i].job.clone(), number)));
+        }
+        last
+    }
+
+    /// For each class of now the class that its first member was in.
+    fn places(&self, classes: &Classes<'_>) -> [Vec<Option<u32>>; 2] {
+        let gpu = |class| self.gpus.get(&classes.gpu(class).gpu).copied();
+        let job = |class| self.jobs.get(&classes.job(class).job).copied();
+        [(0..classes.gpus.len()).map(gpu).collect(), (0..classes.jobs.len()).map(job).collect()]
+    }
 }
 
 impl Memory {
@@ -122,7 +144,9 @@ impl Planner {
         predictor: &dyn SpeedPredictor,
     ) -> Result<ClusterPlan, PlanError> {
         let classes = Classes::new(snapshot, &self.parameters);
-        let mut last = memory.last.take();
+        let [mut gpu_places, mut job_places] =
+            memory.last.as_ref().map_or_else(Default::default, |last| last.places(&classes));
+        let mut known = memory.last.take().map(|last| last.certificate);
         let mut weights =
             PairWeights::new(&classes, &mut memory.speeds, predictor, &self.parameters);
         let residents = (0..classes.jobs.len())
@@ -130,11 +154,17 @@ impl Planner {
             .map(|j| classes.jobs[j].members.len())
             .sum::<usize>();
         let limit = self.parameters.disruption_limit(residents);
-        let mut first: Option<Certificate> = None;
         let mut step = 0;
         let placed = loop {
-            let (flows, certificate) = self.solve(&classes, &weights, last.take().as_ref())?;
-            first = first.or(certificate);
+            let warm = known.as_ref().map(|certificate| Warm {
+                certificate,
+                rows: &gpu_places,
+                cols: &job_places,
+            });
+            let (flows, certificate) = self.solve(&classes, &weights, warm)?;
+            // Solved again, the same rows and columns start from the prices just found.
+            (gpu_places, job_places) = (Vec::new(), Vec::new());
+            known = certificate;
             let placed = expand(&classes, &weights, &flows);
             let kept = placed.iter().filter(|p| p.kind == Kind::Stay).count();
             if residents - kept <= limit || step > BONUS_STEPS {
@@ -148,8 +178,7 @@ impl Planner {
             }
         };
         let plan = write(&classes, &weights, &placed);
-        let Classes { gpu_keys, job_keys, .. } = classes;
-        memory.last = first.map(|certificate| Last { gpu_keys, job_keys, certificate });
+        memory.last = known.map(|certificate| Last::new(&classes, certificate));
         Ok(plan)
     }
 
@@ -157,7 +186,7 @@ impl Planner {
         &self,
         classes: &Classes<'_>,
         weights: &PairWeights<'_>,
-        last: Option<&Last>,
+        warm: Option<Warm<'_>>,
     ) -> Result<(Vec<Flow>, Option<Certificate>), PlanError> {
         if weights.rows() == 0 || weights.cols() == 0 {
             return Ok((Vec::new(), None));
@@ -173,14 +202,6 @@ impl Planner {
                 *jobs = 0;
             }
         }
-        let known = last.map(|last| {
-            (found(&classes.gpu_keys, &last.gpu_keys), found(&classes.job_keys, &last.job_keys))
-        });
-        let warm = last.zip(known.as_ref()).map(|(last, (rows, cols))| Warm {
-            certificate: &last.certificate,
-            rows,
-            cols,
-        });
         let options = Options {
             optional: true,
             threads: self.parameters.threads,
@@ -196,15 +217,6 @@ impl Planner {
         }));
         Ok((flows, Some(flow.certificate)))
     }
-}
-
-/// For each class its number in the last plan, where it had one.
-fn found<K: Ord>(now: &BTreeMap<K, usize>, before: &BTreeMap<K, usize>) -> Vec<Option<u32>> {
-    let mut found = vec![None; now.len()];
-    for (key, &number) in now {
-        found[number] = before.get(key).and_then(|&n| u32::try_from(n).ok());
-    }
-    found
 }
 
 /// From counts per class to single jobs on single GPUs. Residents that stay keep their own GPU;

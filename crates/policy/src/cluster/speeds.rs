@@ -198,6 +198,9 @@ impl SpeedTable {
                 });
             }
             let block = &mut blocks[number];
+            if block.columns.is_empty() {
+                continue;
+            }
             work[place].push(Work { block: number, row: block.online.len() });
             block.online.push(online);
         }

@@ -36,7 +36,13 @@ pub(super) struct Stay {
     may_restart: bool,
 }
 
-/// The weights of all pairs of classes, computed from the table of speeds on demand.
+/// Weights are rounded to a grid of 2^-24 (2^-23 from a quarter on, and coarser with size), so that
+/// small ones do not force a finer grid on all others: the matching's steps follow the grid. Adding
+/// this and taking it away does it.
+const ROUNDER: f32 = 0.75;
+
+/// The weights of all pairs of classes. A row is read many times in a matching, so they are made once
+/// and kept.
 #[derive(Debug)]
 pub(super) struct PairWeights<'a> {
     classes: &'a Classes<'a>,
@@ -53,10 +59,10 @@ pub(super) struct PairWeights<'a> {
     allowed: Vec<Vec<bool>>,
     /// The fit of each job class, close together.
     fit_of_job: Vec<usize>,
-    /// For each GPU class the job classes that run there and may stay.
-    residents: Vec<Vec<usize>>,
     /// For each job class, when it runs and may stay.
     stays: Vec<Option<Stay>>,
+    /// All weights, row by row.
+    matrix: Vec<f32>,
     min_speed: f32,
     /// What staying adds, as a share of the present weight.
     stay_bonus: f32,
@@ -83,8 +89,8 @@ impl<'a> PairWeights<'a> {
             worth,
             allowed: allowed(classes),
             fit_of_job: classes.jobs.iter().map(|j| j.fit).collect(),
-            residents: vec![Vec::new(); classes.gpus.len()],
             stays: Vec::with_capacity(classes.jobs.len()),
+            matrix: Vec::new(),
             min_speed: parameters.min_speed,
             #[expect(clippy::cast_possible_truncation, reason = "a share of a weight")]
             stay_bonus: parameters.disruption_cost() as f32,
@@ -92,12 +98,88 @@ impl<'a> PairWeights<'a> {
         };
         for (j, class) in classes.jobs.iter().enumerate() {
             let stay = class.current.and_then(|g| weights.stay_of(predictor, g, j));
-            if let (Some(g), true) = (class.current, stay.is_some()) {
-                weights.residents[g].push(j);
-            }
             weights.stays.push(stay);
         }
+        weights.matrix = weights.newcomers(parameters.threads);
+        weights.let_stay();
         weights
+    }
+
+    /// The weights of all pairs as if nobody ran yet.
+    fn newcomers(&self, threads: usize) -> Vec<f32> {
+        let (rows, columns) = (self.classes.gpus.len(), self.classes.jobs.len());
+        let mut matrix = vec![0.0; rows * columns];
+        if matrix.is_empty() {
+            return matrix;
+        }
+        let straight = self.speed_column.iter().enumerate().all(|(at, &column)| at == column);
+        let part = rows.div_ceil(threads.max(1)).max(1);
+        let fill_part = |first: usize, lines: &mut [f32]| {
+            let mut gathered = Vec::new();
+            for (row, line) in (first..).zip(lines.chunks_mut(columns)) {
+                let speeds = self.speeds.row(self.speed_row[row]);
+                let speeds = if straight {
+                    &speeds[..columns]
+                } else {
+                    gathered.clear();
+                    gathered.extend(self.speed_column.iter().map(|&column| speeds[column]));
+                    &gathered
+                };
+                self.fill_newcomers(row, speeds, line);
+            }
+        };
+        std::thread::scope(|scope| {
+            let mut parts = matrix.chunks_mut(part * columns).enumerate().peekable();
+            while let Some((number, lines)) = parts.next() {
+                // The last part is done here, so that one thread means no other thread.
+                if parts.peek().is_some() {
+                    scope.spawn(move || fill_part(number * part, lines));
+                } else {
+                    fill_part(number * part, lines);
+                }
+            }
+        });
+        matrix
+    }
+
+    fn fill_newcomers(&self, row: usize, speeds: &[f32], line: &mut [f32]) {
+        let worth = &self.worth[self.type_of_gpu[row]];
+        let allowed = &self.allowed[self.classes.gpus[row].fit];
+        for ((w, &speed), worth) in line.iter_mut().zip(speeds).zip(worth) {
+            let weight = (speed * worth + ROUNDER) - ROUNDER;
+            *w = if speed >= self.min_speed { weight.max(LEAST) } else { FORBIDDEN };
+        }
+        if allowed.iter().any(|may| !may) {
+            for (w, &fit) in line.iter_mut().zip(&self.fit_of_job) {
+                if !allowed[fit] {
+                    *w = FORBIDDEN;
+                }
+            }
+        }
+    }
+
+    /// Writes what staying is worth over the weights of those who may.
+    fn let_stay(&mut self) {
+        let columns = self.classes.jobs.len();
+        for job in 0..columns {
+            let (Some(stay), Some(gpu)) = (self.stays[job], self.classes.jobs[job].current) else {
+                continue;
+            };
+            let kept = (self.kept(stay) + ROUNDER) - ROUNDER;
+            let restarted = if stay.may_restart { self.restarted(gpu, job) } else { FORBIDDEN };
+            self.matrix[gpu * columns + job] = kept.max(LEAST).max(restarted);
+        }
+    }
+
+    /// The weight of a resident that starts anew with the share on offer.
+    fn restarted(&self, gpu: usize, job: usize) -> f32 {
+        let (speed, weight) = self.newcomer(gpu, job);
+        let may = self.allowed[self.classes.gpus[gpu].fit][self.fit_of_job[job]];
+        if may && speed >= self.min_speed {
+            ((weight + ROUNDER) - ROUNDER).max(LEAST)
+        } else {
+            FORBIDDEN
+        }
     }
 
     /// What staying is worth, if the job may stay at all.
@@ -106,8 +188,13 @@ impl<'a> PairWeights<'a> {
         if refusal_if(terms, gpu, job, true).is_some() {
             return None;
         }
-        let online = online_input(gpu, job.running_share.unwrap_or(gpu.share))?;
-        let speed = predictor.predict(&online, &offline_input(job, &gpu.gpu_type)).speed;
+        let share = job.running_share.unwrap_or(gpu.share);
+        let speed = if share == gpu.share {
+            self.newcomer(g, j).0
+        } else {
+            let online = online_input(gpu, share)?;
+            predictor.predict(&online, &offline_input(job, &gpu.gpu_type)).speed
+        };
         let may_restart = !job.pinned
             && job.running_share.is_some_and(|s| s != gpu.share)
             && refusal_if(terms, gpu, job, false).is_none();
@@ -118,6 +205,7 @@ impl<'a> PairWeights<'a> {
     /// Makes staying worth more.
     pub(super) fn raise_stay_bonus(&mut self, factor: f32) {
         self.stay_bonus = (self.stay_bonus * factor).max(0.01);
+        self.let_stay();
     }
 
     /// Takes jobs that may stay, and their GPUs, out of the matching: they stay.
@@ -169,25 +257,13 @@ impl Weights for PairWeights<'_> {
     }
 
     fn fill(&self, row: usize, first_col: usize, out: &mut [f32]) {
-        let last = first_col + out.len();
-        let speeds = self.speeds.row(self.speed_row[row]);
-        let worth = &self.worth[self.type_of_gpu[row]][first_col..last];
-        let columns = &self.speed_column[first_col..last];
-        let allowed = &self.allowed[self.classes.gpus[row].fit];
-        let fits = &self.fit_of_job[first_col..last];
-        for (((w, worth), &column), &fit) in out.iter_mut().zip(worth).zip(columns).zip(fits) {
-            let speed = speeds[column];
-            let may = allowed[fit] && speed >= self.min_speed;
-            *w = if may { speed * worth } else { FORBIDDEN };
-        }
-        for &job in &self.residents[row] {
-            let Some(at) = job.checked_sub(first_col).filter(|&at| at < out.len()) else {
-                continue;
-            };
-            let Some(stay) = self.stays[job] else { continue };
-            let restarted = if stay.may_restart { out[at] } else { FORBIDDEN };
-            out[at] = self.kept(stay).max(restarted);
-        }
+        let from = row * self.classes.jobs.len() + first_col;
+        out.copy_from_slice(&self.matrix[from..from + out.len()]);
+    }
+
+    fn row(&self, row: usize) -> Option<&[f32]> {
+        let columns = self.classes.jobs.len();
+        Some(&self.matrix[row * columns..(row + 1) * columns])
     }
 }
 
