@@ -25,7 +25,26 @@ pub(crate) fn run() -> anyhow::Result<()> {
     super::tidy::run()?;
     cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"])?;
     documentation()?;
-    cargo(&["test", "--workspace", "--locked"])
+    cargo(&["test", "--workspace", "--locked"])?;
+    kubernetes()
+}
+
+/// The scenarios on a real Kubernetes. Where `CI=true` they must run; elsewhere they run when the
+/// control plane was built before, because that takes minutes.
+fn kubernetes() -> anyhow::Result<()> {
+    use muxflow_test_cluster::program;
+    let must = std::env::var("CI").is_ok_and(|ci| ci == "true");
+    let named = std::env::var_os(program::PROGRAM_VARIABLE).is_some();
+    if must || named || program::built().is_file() {
+        let begin = Instant::now();
+        super::kubernetes::run(super::kubernetes::Action::Test { words: Vec::new() })?;
+        println!("  Kubernetes: {:.0} s", begin.elapsed().as_secs_f64());
+        return Ok(());
+    }
+    println!(
+        "\n*** NOT RUN: the scenarios on a real Kubernetes; `cargo xtask kubernetes test` builds one (about 900 CPU-seconds, once) and runs them, and with CI=true they always run ***\n"
+    );
+    Ok(())
 }
 
 /// Runs cargo in the root and fails when it fails.

@@ -98,6 +98,14 @@ impl ControlBlock {
         Ok(block)
     }
 
+    /// Lets every user write the job's part: for a job whose user is not known yet, in a directory
+    /// that only that job sees.
+    pub fn open_to_all(&self) -> Result<()> {
+        let path = self.dir.join(JOB_FILE);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666))
+            .map_err(file("set the mode of", &path))
+    }
+
     /// Maps one that is there, and checks it.
     pub fn open(dir: &Path) -> Result<Self> {
         let block = Self::map(dir, None)?;

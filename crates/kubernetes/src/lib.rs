@@ -2,7 +2,7 @@
 //!
 //! [`resource`] has the custom resources through which the agents tell what their GPUs are like,
 //! [`scheduler`] turns them and the pods into a snapshot, lets `policy` plan it and carries the plan
-//! out, [`manifest`] writes what is to be installed, and [`mod@connect`] makes clients. [`names`] lists every
+//! out, [`node`] is the agent's side of a node and [`device`] what it tells the kubelet, [`manifest`] writes what is to be installed, and [`mod@connect`] makes clients. [`names`] lists every
 //! name used.
 //!
 //! Absent on purpose: no cluster protocol of its own, no decisions (they are in `policy`), no state
@@ -11,9 +11,12 @@
 #![deny(unsafe_code)]
 
 pub mod connect;
+pub mod device;
 mod error;
+mod events;
 pub mod manifest;
 pub mod names;
+pub mod node;
 mod quantity;
 pub mod resource;
 pub mod scheduler;

@@ -2,11 +2,15 @@
 
 use kube::CustomResourceExt as _;
 
-use crate::resource::{Gpu, Profile};
+use crate::resource::{Gpu, Model, Profile};
 
 /// One document per resource, with the names of their files.
-pub fn definitions() -> [(&'static str, String); 2] {
-    [("gpus.yaml", yaml(&Gpu::crd())), ("profiles.yaml", yaml(&Profile::crd()))]
+pub fn definitions() -> [(&'static str, String); 3] {
+    [
+        ("gpus.yaml", yaml(&Gpu::crd())),
+        ("models.yaml", yaml(&Model::crd())),
+        ("profiles.yaml", yaml(&Profile::crd())),
+    ]
 }
 
 fn yaml<T: serde::Serialize>(object: &T) -> String {

@@ -19,6 +19,11 @@ pub const GPU_TYPES: &str = "muxflow.dev/gpu-types";
 /// Written by the user: `false` for a job that cannot go on from a checkpoint.
 pub const MOVABLE: &str = "muxflow.dev/movable";
 
+/// Written by the user on online pods: the name of the service; by default its Deployment.
+pub const SERVICE: &str = "muxflow.dev/service";
+/// Written by the user on online pods: `true` keeps jobs away that have caused errors.
+pub const CRITICAL: &str = "muxflow.dev/critical";
+
 /// Written with the binding: the GPU that the plan named.
 pub const GPU: &str = "muxflow.dev/gpu";
 /// Written with the binding: the SMs that the job is started with, out of how many.

@@ -1,4 +1,4 @@
-//! The custom resources: one object per GPU, and one per profile.
+//! The custom resources: one object per GPU, one per profile, and one per trained model.
 //!
 //! Each object has one writer. The agent of a node writes its GPUs; the scheduler only reads them, and
 //! says what it decided on the pods. So no two programs fight over one object, and every replica of
@@ -172,4 +172,28 @@ pub struct ProfileSpec {
     /// Device memory at its peak.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+}
+
+/// A trained model of speeds for one type of GPU.
+#[derive(CustomResource, Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "muxflow.dev",
+    version = "v1alpha1",
+    kind = "Model",
+    plural = "models",
+    category = "muxflow",
+    printcolumn = r#"{"name":"Type","type":"string","jsonPath":".spec.gpuType"}"#,
+    printcolumn = r#"{"name":"Note","type":"string","jsonPath":".spec.note"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelSpec {
+    /// The type of GPU that it was trained for; of several models for one, the newest counts.
+    pub gpu_type: String,
+    /// The file that `muxflow train` wrote, as base64.
+    #[schemars(with = "String")]
+    pub data: k8s_openapi::ByteString,
+    /// What it was trained on, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }

@@ -142,6 +142,8 @@ impl Manager {
                 let text = format!("{}: {} in {took}", seen.fault, done.join(", "));
                 self.tell(told("fault", gpu, None, text));
             }
+            // Only a node of a cluster lets guests in.
+            Event::GuestMustLeave { .. } => {}
             Event::Alert(text) => self.tell(told("alert", gpu, None, text)),
             Event::OnlineStarted { service, pid, adopted } => {
                 let how = if adopted { "found running" } else { "started" };

@@ -5,6 +5,7 @@
 //
 //	kubernetes etcd --data-dir …
 //	kubernetes kube-apiserver --etcd-servers …
+//	kubernetes helm-template CHART NAMESPACE
 //
 // With EXIT_WITH_STDIN=1 the program ends when its standard input is closed, so that no part outlives
 // the test that started it, however that test ends.
@@ -40,7 +41,7 @@ func exitWithStdin() {
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: kubernetes etcd|kube-apiserver|kube-controller-manager|kube-scheduler [flags]")
+		fmt.Fprintln(os.Stderr, "usage: kubernetes etcd|kube-apiserver|kube-controller-manager|kube-scheduler|helm-template [flags]")
 		os.Exit(2)
 	}
 	if os.Getenv("EXIT_WITH_STDIN") == "1" {
@@ -48,6 +49,13 @@ func main() {
 	}
 	part := os.Args[1]
 	os.Args = append([]string{part}, os.Args[2:]...)
+	if part == "helm-template" {
+		if err := helmTemplate(os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if part == "etcd" {
 		etcdmain.Main(os.Args)
 		return

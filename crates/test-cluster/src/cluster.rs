@@ -91,6 +91,7 @@ impl Cluster {
         [cluster.api_port, cluster.etcd_port, cluster.peer_port] = free_ports()?;
         cluster.write("admin.kubeconfig", &cluster.kubeconfig_text())?;
         cluster.write("audit.yaml", AUDIT_POLICY)?;
+        cluster.write("scheduler.yaml", &cluster.scheduler_text())?;
         for part in [Part::Etcd, Part::ApiServer, Part::ControllerManager] {
             cluster.start_part(part)?;
         }
@@ -115,6 +116,24 @@ impl Cluster {
     /// The API server's log of what service accounts asked for, one JSON object a line.
     pub fn audit_log(&self) -> PathBuf {
         self.folder.join("audit.log")
+    }
+
+    /// Renders a Helm chart with Helm's own engine, as for an installation in a namespace; the error is
+    /// what Helm says.
+    pub fn render_chart(
+        &self,
+        chart: &Path,
+        namespace: &str,
+        values: Option<&Path>,
+    ) -> Result<String, String> {
+        let output = Command::new(&self.program)
+            .arg("helm-template")
+            .args([chart, Path::new(namespace)])
+            .args(values)
+            .output()
+            .map_err(|error| error.to_string())?;
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
     }
 
     /// The folder with logs and state.
@@ -155,6 +174,11 @@ impl Cluster {
         }
         self.running.insert(part, child);
         self.wait_until_ready(part)
+    }
+
+    /// The process of a part that runs.
+    pub fn process(&self, part: Part) -> Option<u32> {
+        self.running.get(&part).map(Child::id)
     }
 
     /// Kills a part at once, as a crash would.
@@ -220,6 +244,14 @@ impl Cluster {
         )
     }
 
+    /// Its usual limit of 50 requests per second would be all that a comparison measures.
+    fn scheduler_text(&self) -> String {
+        format!(
+            "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nclientConnection: {{kubeconfig: {}, qps: 5000, burst: 5000}}\nleaderElection: {{leaderElect: false}}\n",
+            self.kubeconfig().display()
+        )
+    }
+
     fn arguments(&self, part: Part) -> Vec<String> {
         let file = |name: &str| self.pki.path(name).display().to_string();
         let folder = |name: &str| self.folder.join(name).display().to_string();
@@ -251,6 +283,7 @@ impl Cluster {
                 ("service-account-signing-key-file", file("accounts.key")),
                 ("service-account-issuer", "https://kubernetes.default.svc".to_owned()),
                 ("authorization-mode", "RBAC".to_owned()),
+                ("allow-privileged", "true".to_owned()),
                 ("audit-policy-file", folder("audit.yaml")),
                 ("audit-log-path", folder("audit.log")),
             ],
@@ -265,11 +298,9 @@ impl Cluster {
                     "job-controller,disruption-controller,garbage-collector-controller,namespace-controller,serviceaccount-controller,root-ca-certificate-publisher-controller".to_owned(),
                 ),
             ],
-            Part::Scheduler => vec![
-                ("kubeconfig", kubeconfig),
-                ("leader-elect", "false".to_owned()),
-                ("secure-port", "0".to_owned()),
-            ],
+            Part::Scheduler => {
+                vec![("config", folder("scheduler.yaml")), ("secure-port", "0".to_owned())]
+            }
         };
         pairs.into_iter().map(|(name, value)| format!("--{name}={value}")).collect()
     }

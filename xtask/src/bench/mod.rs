@@ -1,6 +1,7 @@
 //! `cargo xtask bench AREA`: each area prints the table that stands in `docs/benchmarks.md`.
 
 mod emulated;
+mod kubernetes;
 mod matching;
 mod plan;
 mod predictor;
@@ -15,6 +16,8 @@ pub(crate) enum Area {
     Matching(matching::MatchingBench),
     /// The emulated GPU: launch cost, idle cost, eight GPUs at once.
     Emulated(emulated::EmulatedBench),
+    /// The scheduler on a real API server with fake nodes, beside kube-scheduler.
+    Kubernetes(kubernetes::KubernetesBench),
     /// A whole plan, predicting and matching: cold, and after a small change.
     Plan(plan::PlanBench),
     /// What the interposer costs over a stub driver, and how fast its gate closes.
@@ -30,6 +33,7 @@ pub(crate) fn run(area: Area) -> anyhow::Result<()> {
     match area {
         Area::Matching(bench) => matching::run(&bench),
         Area::Emulated(bench) => emulated::run(&bench),
+        Area::Kubernetes(bench) => kubernetes::run(&bench),
         Area::Plan(bench) => plan::run(&bench),
         Area::Xcuda => e2e("bench_xcuda"),
         Area::Sim(bench) => sim::run_bench(&bench),

@@ -29,6 +29,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "muxflow-kubernetes",
         &[
             "muxflow-types",
+            "muxflow-agent",
             "muxflow-policy",
             "muxflow-predictor",
             "muxflow-matching",

@@ -5,6 +5,7 @@
 //! wait for processes, for MPS and for a probe, and nothing that protects the service depends on it.
 
 pub mod control;
+pub mod guest;
 mod outside;
 pub mod response;
 pub mod supervisor;
@@ -120,6 +121,10 @@ pub enum Order {
     StopOnline,
     /// Run this job.
     StartOffline(Box<OfflineSpec>),
+    /// Let a guest in, and answer.
+    Attach(Box<guest::GuestSpec>, guest::Answer),
+    /// A guest is gone.
+    Detach(JobId),
     /// Stop the job, if it is this one or none is named.
     StopOffline {
         /// Which.
@@ -204,6 +209,15 @@ pub enum Event {
         requeue: bool,
         /// It was to blame for errors so often of late that it counts as fail-prone.
         fail_prone: bool,
+    },
+    /// A guest must leave: its gate is shut, and whoever runs it must take it away.
+    GuestMustLeave {
+        /// Which.
+        job: JobId,
+        /// Why, in words.
+        cause: String,
+        /// It is being drained already, and cannot stay even if the cause goes away.
+        drained: bool,
     },
     /// An error was handled.
     Fault {

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use muxflow_policy::node::fault::{Fault, ResponseTable};
@@ -18,9 +18,10 @@ use muxflow_policy::retry::RetryParams;
 use muxflow_types::{JobId, Micros, ServiceId};
 
 use super::control::{Defences, HealthOrder};
+use super::guest::Guest;
 use super::{Event, FaultSeen, GpuShared, Order, StopReason};
 use crate::blame::Blame;
-use crate::breaker::{EvictionBreaker, Ground, Verdict};
+use crate::breaker::EvictionBreaker;
 use crate::keeper::ChildProgram;
 use crate::launch::{Exit, Launch};
 use crate::logs::LogLimits;
@@ -113,6 +114,7 @@ pub struct Supervisor {
     pub(super) daemon: Option<MpsDaemon>,
     pub(super) online: Option<Online>,
     pub(super) offline: Option<Offline>,
+    pub(super) guest: Option<Guest>,
     pub(super) repair: Option<Repair>,
     pub(super) evidence: Evidence,
     /// Errors seen before this were mended by what was done then.
@@ -153,6 +155,7 @@ impl Supervisor {
             daemon,
             online: None,
             offline: None,
+            guest: None,
             repair: None,
             evidence: Evidence::default(),
             mended_at: Micros::ZERO,
@@ -202,6 +205,7 @@ impl Supervisor {
             }
             self.watch_mps();
         }
+        self.leave_guest();
         self.stop_offline_and_wait(StopReason::Shutdown, Duration::from_secs(30));
     }
 
@@ -217,7 +221,10 @@ impl Supervisor {
                     self.tell(Event::JobRefused { job, reason });
                 }
             }
+            Order::Attach(spec, answer) => drop(answer.send(self.attach(&spec))),
+            Order::Detach(job) => self.detach(&job),
             Order::StopOffline { job, reason } => {
+                self.stop_guest(job.as_ref(), &reason);
                 let wanted = |offline: &Offline| job.as_ref().is_none_or(|j| *j == offline.job);
                 if self.offline.as_ref().is_some_and(wanted) {
                     self.begin_stop(reason);
@@ -227,32 +234,6 @@ impl Supervisor {
             Order::Fault(seen) => self.answer(seen),
             Order::GpuWasReset => self.evidence.gpu_reset_at = Some(monitor::now()),
             Order::Shutdown => {}
-        }
-    }
-
-    fn evict(&mut self, cause: String, by_readings: bool) {
-        let running = self.node.running_jobs.load(Ordering::Relaxed);
-        let ground = if by_readings { Ground::Readings } else { Ground::Certain };
-        let verdict = {
-            let mut breaker = self.node.breaker.lock().unwrap_or_else(PoisonError::into_inner);
-            breaker.ask(monitor::now(), ground, running)
-        };
-        match verdict {
-            Verdict::Evict => self.begin_stop(StopReason::Health(cause)),
-            Verdict::Hold { opened } => {
-                self.shared.status().held += 1;
-                if opened {
-                    self.alert(format!(
-                        "too many evictions at once, the last because {cause}: sensors may lie. Jobs are held at their gates until this calms down"
-                    ));
-                }
-                // Ask again later; the gate is shut meanwhile.
-                if let Some(job) = self.shared.job() {
-                    let job = Arc::clone(&job);
-                    job.evict_asked.store(false, Ordering::Release);
-                }
-                std::thread::sleep(Duration::from_millis(100));
-            }
         }
     }
 
@@ -450,6 +431,7 @@ impl Supervisor {
 
     /// Ends of processes, restarts of the service, and stops that take too long.
     fn look_after_workloads(&mut self) {
+        self.look_after_guest();
         if let Some(online) = &mut self.online {
             let ended = online.running.as_mut().map(Running::poll_exit);
             match ended {

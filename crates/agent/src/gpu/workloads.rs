@@ -345,6 +345,9 @@ impl Supervisor {
 
     /// Stops the job and waits for it; what does not leave within `limit` is killed.
     pub(super) fn stop_offline_and_wait(&mut self, reason: StopReason, limit: Duration) {
+        if !matches!(reason, StopReason::Shutdown) {
+            self.stop_guest_and_wait(&reason, limit);
+        }
         self.begin_stop(reason);
         let Some(offline) = &mut self.offline else { return };
         let exit = match offline.running.wait(limit) {

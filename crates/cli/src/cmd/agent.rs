@@ -1,5 +1,7 @@
 //! `muxflow agent`: runs the executor of this node in the foreground.
 
+mod kubernetes;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -21,6 +23,8 @@ pub(crate) struct AgentArgs {
     /// Leave when all jobs of the file are finished.
     #[arg(long)]
     until_done: bool,
+    #[command(flatten)]
+    cluster: kubernetes::ClusterArgs,
 }
 
 /// A process that the agent starts for itself.
@@ -58,6 +62,9 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     // Before any thread starts, so that all of them leave these signals to this one.
     let signals =
         sys::signal_fd(&[libc::SIGTERM, libc::SIGINT]).context("cannot watch for signals")?;
+    if args.cluster.kubernetes {
+        return kubernetes::run(&args.cluster, config, &signals);
+    }
     let agent = Agent::start(&config, child_program()?)?;
     if let Some(address) = agent.metrics_address() {
         tracing::info!(%address, "metrics");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use muxflow_agent::http::PageServer;
 use muxflow_kubernetes::connect::connect;
 use muxflow_kubernetes::scheduler::{self, Settings};
 use muxflow_types::Micros;
@@ -35,6 +36,9 @@ pub(crate) struct SchedulerArgs {
     /// Seconds after which a GPU whose agent is silent takes no new job.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     stale_after: u64,
+    /// Address of /metrics and /healthz, such as 0.0.0.0:9471; none serves none.
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<String>,
 }
 
 /// Runs until SIGINT or SIGTERM.
@@ -52,6 +56,9 @@ pub(crate) fn run(args: SchedulerArgs) -> anyhow::Result<ExitCode> {
     settings.lease = Duration::from_secs(args.lease);
     settings.stale_after = Duration::from_secs(args.stale_after);
     settings.parameters.interval = Micros::from_secs(args.interval);
+    let counters = std::sync::Arc::clone(&settings.counters);
+    let page = args.metrics.map(|address| PageServer::start(&address, move || counters.page()));
+    let _page = page.transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -14,13 +14,14 @@ use kube::Client;
 use kube::api::{
     Api, DeleteParams, EvictParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions,
 };
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events::EventType;
 use muxflow_types::GpuId;
 use serde_json::json;
 
 use super::decide::Action;
 use super::pods::PodName;
 use super::snapshot::Assumed;
+use crate::events::Teller;
 
 /// How many requests are under way at once.
 const PARALLEL: usize = 16;
@@ -28,7 +29,7 @@ const PARALLEL: usize = 16;
 /// Sends requests as long as this replica may act.
 pub(crate) struct Hands {
     client: Client,
-    recorder: Recorder,
+    teller: Teller,
     /// What each pod was last told, so that nothing is told twice. Lost on a restart; then the pod's
     /// own condition says what it was told.
     told: BTreeMap<String, String>,
@@ -61,11 +62,8 @@ impl std::fmt::Debug for Hands {
 
 impl Hands {
     pub(crate) fn new(client: Client, identity: &str) -> Self {
-        let reporter = Reporter {
-            controller: "muxflow-scheduler".to_owned(),
-            instance: Some(identity.to_owned()),
-        };
-        Hands { recorder: Recorder::new(client.clone(), reporter), client, told: BTreeMap::new() }
+        let teller = Teller::new(client.clone(), "muxflow-scheduler", identity);
+        Hands { teller, client, told: BTreeMap::new() }
     }
 
     /// Sends all requests, none after `until`, each with at most `patience` for its answer.
@@ -234,26 +232,7 @@ impl Hands {
     }
 
     async fn event(&self, pod: &PodName, type_: EventType, reason: &str, action: &str, note: &str) {
-        let subject = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            name: Some(pod.name.clone()),
-            namespace: Some(pod.namespace.clone()),
-            uid: Some(pod.uid.clone()),
-            ..ObjectReference::default()
-        };
-        let mut note = note.to_owned();
-        note.truncate(note.floor_char_boundary(1000));
-        let event = Event {
-            type_,
-            reason: reason.to_owned(),
-            note: Some(note),
-            action: action.to_owned(),
-            secondary: None,
-        };
-        if let Err(error) = self.recorder.publish(&event, &subject).await {
-            tracing::warn!(pod = pod.path(), %error, "an event could not be written");
-        }
+        self.teller.tell(pod, type_, reason, action, note).await;
     }
 }
 

@@ -8,24 +8,28 @@
 
 mod apply;
 mod constraint;
+pub mod counters;
 mod decide;
 mod lease;
-mod pods;
+mod models;
+pub(crate) mod pods;
 mod snapshot;
-mod watches;
+pub(crate) mod watches;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use muxflow_policy::cluster::{Parameters, Planner, lint};
-use muxflow_predictor::ConservativeRule;
 use muxflow_types::{ClusterPlan, Micros};
 use tokio::sync::watch;
 
 use self::apply::{Hands, Outcome};
+use self::counters::Counters;
 use self::lease::Claim;
+use self::models::Models;
 use self::snapshot::{Assembled, Assumed, View, assemble};
 use self::watches::Watches;
 use crate::Error;
@@ -47,6 +51,8 @@ pub struct Settings {
     pub stale_after: Duration,
     /// The planner's own settings, the interval of rescheduling included.
     pub parameters: Parameters,
+    /// What the scheduler did, for a page of metrics.
+    pub counters: Arc<Counters>,
 }
 
 impl Settings {
@@ -60,6 +66,7 @@ impl Settings {
             settle: Duration::from_millis(500),
             stale_after: Duration::from_secs(60),
             parameters: Parameters::default(),
+            counters: Arc::default(),
         }
     }
 
@@ -109,7 +116,9 @@ pub async fn run(
                 }
             }
             tracing::info!(identity = settings.identity, "this replica leads");
+            settings.counters.lead(true);
             Leader::new(&client, &settings, &planner).await?.lead(&mut valid).await?;
+            settings.counters.lead(false);
             tracing::warn!(identity = settings.identity, "this replica no longer leads");
         }
     };
@@ -157,6 +166,7 @@ struct Leader<'a> {
     planner: &'a Planner,
     watches: Watches,
     hands: Hands,
+    models: Models,
     assumed: BTreeMap<String, Assumed>,
 }
 
@@ -171,6 +181,7 @@ impl<'a> Leader<'a> {
             planner,
             watches: Watches::open(client, PATIENCE).await?,
             hands: Hands::new(client.clone(), &settings.identity),
+            models: Models::default(),
             assumed: BTreeMap::new(),
         })
     }
@@ -214,6 +225,8 @@ impl<'a> Leader<'a> {
         for (pod, assumed) in &outcome.bound {
             self.assumed.insert(pod.uid.clone(), assumed.clone());
         }
+        let counts = [outcome.bound.len(), outcome.evicted, outcome.failed];
+        self.settings.counters.cycle(counts, [jobs, gpus], planned, started.elapsed());
         tracing::info!(
             jobs,
             gpus,
@@ -247,10 +260,11 @@ impl<'a> Leader<'a> {
 
     /// Plans off the runtime's threads. `None` when the plan breaks its own rules: then nothing of it
     /// is carried out.
-    async fn plan(&self, world: Assembled) -> Result<Option<(Assembled, ClusterPlan)>, Error> {
+    async fn plan(&mut self, world: Assembled) -> Result<Option<(Assembled, ClusterPlan)>, Error> {
         let planner = self.planner.clone();
+        let speeds = self.models.registry(&self.watches.models.state());
         let planning = tokio::task::spawn_blocking(move || {
-            let plan = planner.plan(&world.snapshot, &ConservativeRule)?;
+            let plan = planner.plan(&world.snapshot, &*speeds)?;
             let findings = lint(&world.snapshot, &plan, planner.parameters());
             Ok::<_, Error>((world, plan, findings))
         });

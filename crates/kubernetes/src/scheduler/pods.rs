@@ -158,7 +158,7 @@ pub(crate) fn micros(at: jiff::Timestamp) -> Micros {
     Micros(u64::try_from(at.as_microsecond()).unwrap_or(0))
 }
 
-fn controller(pod: &Pod) -> Option<&OwnerReference> {
+pub(crate) fn controller(pod: &Pod) -> Option<&OwnerReference> {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
     owners.iter().find(|o| o.controller == Some(true))
 }

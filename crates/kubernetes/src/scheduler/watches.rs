@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use crate::Error;
-use crate::resource::{Gpu, Profile};
+use crate::resource::{Gpu, Model, Profile};
 
 /// All that the scheduler watches.
 pub(crate) struct Watches {
@@ -27,6 +27,7 @@ pub(crate) struct Watches {
     pub(crate) nodes: Store<Node>,
     pub(crate) gpus: Store<Gpu>,
     pub(crate) profiles: Store<Profile>,
+    pub(crate) models: Store<Model>,
     pub(crate) jobs: Store<Job>,
     /// Told at each change.
     pub(crate) changed: Arc<Notify>,
@@ -47,6 +48,7 @@ impl Watches {
             nodes: follow(&mut tasks, Api::all(client.clone()), all.clone(), &changed),
             gpus: follow(&mut tasks, Api::all(client.clone()), all.clone(), &changed),
             profiles: follow(&mut tasks, Api::all(client.clone()), all.clone(), &changed),
+            models: follow(&mut tasks, Api::all(client.clone()), all.clone(), &changed),
             jobs: follow(&mut tasks, Api::all(client.clone()), all, &changed),
             changed,
             _tasks: tasks,
@@ -55,12 +57,13 @@ impl Watches {
         first_list("nodes", &watches.nodes, patience).await?;
         first_list("gpus", &watches.gpus, patience).await?;
         first_list("profiles", &watches.profiles, patience).await?;
+        first_list("models", &watches.models, patience).await?;
         first_list("jobs", &watches.jobs, patience).await?;
         Ok(watches)
     }
 }
 
-fn follow<K>(
+pub(crate) fn follow<K>(
     tasks: &mut JoinSet<()>,
     api: Api<K>,
     config: watcher::Config,
@@ -87,7 +90,7 @@ where
     reader
 }
 
-async fn first_list<K>(
+pub(crate) async fn first_list<K>(
     kind: &'static str,
     store: &Store<K>,
     patience: Duration,

@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
+use kube::Config;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
 use muxflow_kubernetes::resource::State;
 use muxflow_kubernetes::scheduler::LEASE;
 use muxflow_test_cluster::Part;
 use serde_json::{Value, json};
 
 use crate::Stage;
+use crate::proxy::Proxy;
 use crate::world::{NAMESPACE, Scheduler, World, settings, wait};
 
 /// A scheduler in a process of its own.
@@ -194,5 +197,36 @@ pub(crate) async fn api_server_restarts(stage: &mut Stage) {
     let after = world.wait_for_places(5).await;
     assert_eq!(after["before"], before["before"]);
     all_apart(&after);
+    scheduler.stop().await;
+}
+
+/// Every connection to the API server is cut in the middle of things, three times: watches, the lease
+/// and requests under way. Each pod is bound once.
+pub(crate) async fn watches_dropped(stage: &mut Stage) {
+    let world = stage.world.clone();
+    field(&world, 2, 8).await;
+    let to = stage.cluster.url().trim_start_matches("https://").to_owned();
+    let proxy = Proxy::start(to).await;
+    let mut file = Kubeconfig::read_from(stage.cluster.kubeconfig()).unwrap();
+    let through = file.clusters[0].cluster.as_mut().unwrap();
+    through.server = Some(format!("https://127.0.0.1:{}", proxy.port));
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
+    let client = muxflow_kubernetes::connect::client(config).unwrap();
+    let scheduler = Scheduler::start(client, settings("a"));
+    let mut places = BTreeMap::new();
+    for round in 0..3 {
+        for n in 0..4 {
+            world.pod(&format!("p{round}-{n}"), json!({}), json!({})).await;
+            if n == 1 && round > 0 {
+                assert!(proxy.cut() > 0, "nothing went through the proxy");
+            }
+        }
+        let now = world.wait_for_places((round + 1) * 4).await;
+        for (pod, place) in &places {
+            assert_eq!(now[pod], *place, "{pod} was bound again");
+        }
+        all_apart(&now);
+        places = now;
+    }
     scheduler.stop().await;
 }

@@ -16,14 +16,14 @@ use serde_json::{Value, json};
 use crate::Stage;
 use crate::world::{Scheduler, settings, wait};
 
-const NAMESPACE: &str = "muxflow";
+pub(crate) const NAMESPACE: &str = "muxflow";
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes")
 }
 
 /// All documents of all files that `kustomization.yaml` lists, in its order.
-fn documents() -> Vec<DynamicObject> {
+pub(crate) fn documents() -> Vec<DynamicObject> {
     let read = |name: &str| std::fs::read_to_string(folder().join(name)).unwrap();
     let list: Value = serde_saphyr::from_str(&read("kustomization.yaml")).unwrap();
     let mut documents = Vec::new();
@@ -35,12 +35,12 @@ fn documents() -> Vec<DynamicObject> {
 }
 
 /// The path of a document's kind: namespaced where the document names a namespace.
-fn api(client: &Client, document: &DynamicObject) -> Api<DynamicObject> {
+pub(crate) fn api(client: &Client, document: &DynamicObject) -> Api<DynamicObject> {
     let types = document.types.clone().unwrap();
     let (group, version) = types.api_version.rsplit_once('/').unwrap_or(("", &types.api_version));
     let mut resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &types.kind));
-    if types.kind == "NetworkPolicy" {
-        resource.plural = "networkpolicies".to_owned();
+    if let Some(stem) = types.kind.to_lowercase().strip_suffix('y') {
+        resource.plural = format!("{stem}ies");
     }
     match document.metadata.namespace.as_deref() {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
@@ -52,7 +52,7 @@ fn api(client: &Client, document: &DynamicObject) -> Api<DynamicObject> {
 pub(crate) async fn install(stage: &Stage) {
     let apply = PatchParams {
         field_validation: Some(kube::api::ValidationDirective::Strict),
-        ..PatchParams::apply("install")
+        ..PatchParams::apply("install").force()
     };
     for document in documents() {
         let name = document.metadata.name.clone().unwrap();
@@ -112,14 +112,12 @@ pub(crate) async fn table(stage: &mut Stage) {
     assert_eq!(cells[6], 10);
 }
 
-/// A client with nothing but the scheduler's account.
-async fn limited(stage: &Stage) -> Client {
+/// A client with nothing but the rights of an account.
+pub(crate) async fn limited(stage: &Stage, account: &str) -> Client {
     let accounts: Api<ServiceAccount> = Api::namespaced(stage.client.clone(), NAMESPACE);
     let wish = TokenRequest { spec: TokenRequestSpec::default(), ..TokenRequest::default() };
-    let token: TokenRequest = accounts
-        .create_token_request("muxflow-scheduler", &PostParams::default(), &wish)
-        .await
-        .unwrap();
+    let token: TokenRequest =
+        accounts.create_token_request(account, &PostParams::default(), &wish).await.unwrap();
     let mut file = Kubeconfig::read_from(stage.cluster.kubeconfig()).unwrap();
     let auth: AuthInfo =
         serde_json::from_value(json!({"token": token.status.unwrap().token})).unwrap();
@@ -131,7 +129,7 @@ async fn limited(stage: &Stage) -> Client {
 /// The scheduler works with exactly the rights that are installed, and uses every one of them.
 pub(crate) async fn rights(stage: &mut Stage) {
     let world = stage.world.clone();
-    let client = limited(stage).await;
+    let client = limited(stage, "muxflow-scheduler").await;
     let forbidden: Api<Namespace> = Api::all(client.clone());
     assert!(forbidden.list(&Default::default()).await.is_err(), "the account can list namespaces");
     world.node("n1", json!({}), json!({})).await;
@@ -146,9 +144,9 @@ pub(crate) async fn rights(stage: &mut Stage) {
     world.report("GPU-a", State::Overlimit, 0).await;
     world.wait_for_event("runs", "GpuOverlimit").await;
     // The same thing said again is counted on the event that is there.
-    let granted = granted(stage).await;
+    let granted = granted(stage, "muxflow-scheduler", true).await;
     let used = wait("every right used", || async {
-        let used = used(stage);
+        let used = used(stage, "muxflow-scheduler");
         let idle: Vec<_> = granted.difference(&used).collect();
         (idle.is_empty() || idle == [&right("patch", "events.k8s.io", "events")]).then_some(used)
     })
@@ -158,17 +156,19 @@ pub(crate) async fn rights(stage: &mut Stage) {
     scheduler.stop().await;
 }
 
-type Right = (String, String, String);
+pub(crate) type Right = (String, String, String);
 
-fn right(verb: &str, group: &str, resource: &str) -> Right {
+pub(crate) fn right(verb: &str, group: &str, resource: &str) -> Right {
     (verb.to_owned(), group.to_owned(), resource.to_owned())
 }
 
-async fn granted(stage: &Stage) -> BTreeSet<Right> {
+pub(crate) async fn granted(stage: &Stage, account: &str, has_role: bool) -> BTreeSet<Right> {
     let cluster: Api<ClusterRole> = Api::all(stage.client.clone());
     let local: Api<Role> = Api::namespaced(stage.client.clone(), NAMESPACE);
-    let mut rules: Vec<PolicyRule> = cluster.get("muxflow-scheduler").await.unwrap().rules.unwrap();
-    rules.extend(local.get("muxflow-scheduler").await.unwrap().rules.unwrap());
+    let mut rules: Vec<PolicyRule> = cluster.get(account).await.unwrap().rules.unwrap();
+    if has_role {
+        rules.extend(local.get(account).await.unwrap().rules.unwrap());
+    }
     let mut rights = BTreeSet::new();
     for rule in rules {
         for group in rule.api_groups.iter().flatten() {
@@ -183,11 +183,12 @@ async fn granted(stage: &Stage) -> BTreeSet<Right> {
 }
 
 /// What the account was allowed to do and did, by the API server's audit log.
-fn used(stage: &Stage) -> BTreeSet<Right> {
+pub(crate) fn used(stage: &Stage, account: &str) -> BTreeSet<Right> {
+    let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
     let log = std::fs::read_to_string(stage.cluster.audit_log()).unwrap();
     let entries = log.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
     entries
-        .filter(|e| e["user"]["username"] == "system:serviceaccount:muxflow:muxflow-scheduler")
+        .filter(|e| e["user"]["username"] == user.as_str())
         .filter(|e| e["annotations"]["authorization.k8s.io/decision"] == "allow")
         .filter_map(|e| {
             let object = &e["objectRef"];

@@ -7,9 +7,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test; without libtest the lint does not know")]
 
+mod bench;
+mod chart;
 mod faults;
 mod install;
+mod node;
 mod placing;
+mod proxy;
 mod world;
 
 use std::panic::AssertUnwindSafe;
@@ -38,6 +42,12 @@ type Scenario = for<'a> fn(&'a mut Stage) -> LocalBoxFuture<'a, ()>;
 
 const SCENARIOS: &[(&str, Scenario)] = &[
     ("the_definitions_refuse_nonsense", |s| install::definitions(s).boxed_local()),
+    ("the_chart_renders_validates_and_leaves_pods_alone", |s| chart::chart(s).boxed_local()),
+    ("an_agent_reports_admits_and_evicts_with_its_rights", |s| {
+        node::life_of_a_guest(s).boxed_local()
+    }),
+    ("an_agent_holds_whom_a_budget_keeps", |s| node::a_budget_says_no(s).boxed_local()),
+    ("deleting_a_pod_drains_it", |s| node::deleting_drains(s).boxed_local()),
     ("gpus_print_as_a_table", |s| install::table(s).boxed_local()),
     ("a_job_takes_the_best_gpu", |s| placing::best_gpu(s).boxed_local()),
     ("jobs_run_are_evicted_on_overlimit_and_finish", |s| placing::overlimit(s).boxed_local()),
@@ -49,6 +59,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("the_lease_is_stolen", |s| faults::lease_stolen(s).boxed_local()),
     ("rivals_write_at_the_same_time", |s| faults::rivals(s).boxed_local()),
     ("the_api_server_restarts", |s| faults::api_server_restarts(s).boxed_local()),
+    ("the_watches_are_dropped", |s| faults::watches_dropped(s).boxed_local()),
     ("the_rights_are_exactly_those_used", |s| install::rights(s).boxed_local()),
 ];
 
@@ -69,6 +80,7 @@ fn main() -> ExitCode {
         runtime.block_on(be_a_scheduler(kubeconfig.into(), identity));
         return ExitCode::SUCCESS;
     }
+    let bench = bench::wanted(&arguments);
     if arguments.iter().any(|a| a == "--list") {
         for (name, _) in SCENARIOS {
             println!("{name}: test");
@@ -81,7 +93,7 @@ fn main() -> ExitCode {
             |name: &str| words.is_empty() || words.iter().any(|w| name.contains(w.as_str()));
         SCENARIOS.iter().filter(|(name, _)| wanted(name)).collect()
     };
-    if chosen.is_empty() {
+    if chosen.is_empty() && bench.is_none() {
         return ExitCode::SUCCESS;
     }
     if std::env::var_os(OPT_IN).is_none() {
@@ -100,6 +112,10 @@ fn main() -> ExitCode {
         }
     };
     println!("control plane up after {:.1} s", started.elapsed().as_secs_f64());
+    if let Some((nodes, pods)) = bench {
+        runtime.block_on(bench::run(cluster, nodes, pods));
+        return ExitCode::SUCCESS;
+    }
     let failed = runtime.block_on(run_all(cluster, &chosen));
     println!("{} scenarios, {} failed: {failed:?}", chosen.len(), failed.len());
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -132,5 +148,9 @@ async fn run_all(cluster: Cluster, chosen: &[&(&'static str, Scenario)]) -> Vec<
 async fn be_a_scheduler(kubeconfig: PathBuf, identity: &str) {
     let client = world::client(&kubeconfig).await;
     let forever = std::future::pending();
-    muxflow_kubernetes::scheduler::run(client, world::settings(identity), forever).await.unwrap();
+    let mut settings = world::settings(identity);
+    if identity == "bench" {
+        settings.lease = Duration::from_secs(15); // As installed: a busy machine is no dead leader.
+    }
+    muxflow_kubernetes::scheduler::run(client, settings, forever).await.unwrap();
 }

@@ -1,0 +1,259 @@
+//! Offline work that somebody else starts and ends: a container that the node's kubelet runs.
+//!
+//! The agent holds its gate and drains it like a job of its own, but sends no signal and waits for no
+//! process: whoever runs the container is told that it must leave, says when it is on its way out,
+//! and says when it is gone. Until then the gate stays shut, whatever the other side does.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use muxflow_abi::control::{Gate, Settings};
+use muxflow_types::{Bytes, JobId, SmShare};
+
+use super::supervisor::Supervisor;
+use super::workloads::uuid_bytes;
+use super::{ActiveJob, Event, Order, StopReason};
+use crate::breaker::{Ground, Verdict};
+use crate::cgroup::encode;
+use crate::control_block::ControlBlock;
+use crate::error::{AgentError, Result};
+use crate::handle::AgentHandle;
+use crate::monitor;
+use crate::mps::control::MpsControl;
+use crate::stop::{Act, Sight, StopLimits, StopOrder};
+
+/// A guest to be let in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GuestSpec {
+    /// Its name.
+    pub job: JobId,
+    /// The share that it is started with.
+    pub share: SmShare,
+    /// The hard cap on its memory.
+    pub quota: Bytes,
+    /// How long each step of its stop may take.
+    pub stop: StopLimits,
+}
+
+/// Where the answer to an attachment goes: the directory of the control block, or why not.
+pub type Answer = Sender<Result<PathBuf>>;
+
+/// The guest of a GPU.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) job: JobId,
+    limits: StopLimits,
+    stop: Option<(StopOrder, Instant)>,
+}
+
+impl Supervisor {
+    /// Lets a guest in: its control block is there when the answer comes, with the gate closed. A
+    /// block that an earlier agent left is taken over, because the guest's processes hold it.
+    pub(super) fn attach(&mut self, spec: &GuestSpec) -> Result<PathBuf> {
+        let refuse =
+            |reason: String| AgentError::Start { workload: spec.job.as_str().to_owned(), reason };
+        if let Some(offline) = &self.offline {
+            return Err(refuse(format!("job {} is on this GPU", offline.job)));
+        }
+        let dir = self.params.run_dir.join(encode(self.uuid())).join(encode(spec.job.as_str()));
+        match &self.guest {
+            Some(guest) if guest.job == spec.job => return Ok(dir),
+            Some(guest) => return Err(refuse(format!("{} is on this GPU", guest.job))),
+            None => {}
+        }
+        if self.repair.is_some() {
+            return Err(refuse("the GPU is disabled".into()));
+        }
+        let block = match ControlBlock::open(&dir) {
+            Ok(block) => block,
+            Err(_) => {
+                let mut settings = Settings {
+                    checkpoint_window_ms: spec.stop.checkpoint_ms,
+                    drain_limit_ms: spec.stop.drain_ms,
+                    ..Settings::default()
+                };
+                settings.devices[0] = uuid_bytes(self.uuid());
+                let capped = if self.params.defences.quota { spec.quota.0 } else { u64::MAX };
+                let block = ControlBlock::create(&dir, &settings, capped, None)?;
+                // Whom the container runs as is known only once it runs; no other one mounts this.
+                block.open_to_all()?;
+                block
+            }
+        };
+        self.shared.set_job(Some(Arc::new(ActiveJob {
+            job: spec.job.clone(),
+            block,
+            share: spec.share,
+            stopping: AtomicBool::new(false),
+            evict_asked: AtomicBool::new(false),
+        })));
+        self.node.running_jobs.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(gpu = self.uuid(), job = %spec.job, share = %spec.share, "guest let in");
+        self.guest = Some(Guest { job: spec.job.clone(), limits: spec.stop, stop: None });
+        Ok(dir)
+    }
+
+    /// The guest is gone.
+    pub(super) fn detach(&mut self, job: &JobId) {
+        if self.guest.as_ref().is_none_or(|guest| guest.job != *job) {
+            return;
+        }
+        self.guest = None;
+        let active = self.shared.job();
+        self.shared.set_job(None);
+        self.node.running_jobs.fetch_sub(1, Ordering::Relaxed);
+        tracing::info!(gpu = self.uuid(), job = %job, "guest gone");
+        if let Some(active) = active {
+            active.block.set_gate(Gate::Closed);
+            drop(std::fs::remove_dir_all(active.block.dir()));
+        }
+    }
+
+    /// Has whoever runs the guest take it away; the gate is shut already. False without a guest.
+    pub(super) fn wish_guest_away(&self, cause: &str) -> bool {
+        self.tell_guest(cause, false)
+    }
+
+    fn tell_guest(&self, cause: &str, drained: bool) -> bool {
+        let Some(guest) = &self.guest else { return false };
+        if guest.stop.is_none() {
+            tracing::info!(gpu = self.uuid(), job = %guest.job, cause, "guest must leave");
+            let (job, cause) = (guest.job.clone(), cause.to_owned());
+            self.tell(Event::GuestMustLeave { job, cause, drained });
+        }
+        true
+    }
+
+    /// The guest is on its way out: drains it, so that no signal meets work in flight.
+    pub(super) fn stop_guest(&mut self, job: Option<&JobId>, reason: &StopReason) {
+        if job.is_none() {
+            // Nobody outside asked for it, so somebody outside must be told.
+            self.tell_guest(&reason.to_string(), true);
+        }
+        let Some(guest) = &mut self.guest else { return };
+        if job.is_some_and(|job| *job != guest.job) || guest.stop.is_some() {
+            return;
+        }
+        tracing::info!(job = %guest.job, reason = %reason, "guest is drained");
+        let (order, first) = StopOrder::begin(guest.limits, 0);
+        guest.stop = Some((order, Instant::now()));
+        *self.shared.status().stops.entry(reason.word()).or_default() += 1;
+        if let Some(active) = self.shared.job() {
+            active.stopping.store(true, Ordering::Release);
+            if let Act::SetGate(gate) = first {
+                active.block.set_gate(gate);
+            }
+        }
+    }
+
+    /// Drives the stop of a guest. Its signals come from elsewhere.
+    pub(super) fn look_after_guest(&mut self) {
+        let Some(active) = self.shared.job() else { return };
+        let Some(guest) = &mut self.guest else { return };
+        let Some((order, began)) = &mut guest.stop else { return };
+        let answers = active.block.answers();
+        let sight = Sight {
+            main_alive: true,
+            live: answers.live,
+            drained: answers.drained,
+            released: answers.released,
+        };
+        let elapsed_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        for act in order.advance(elapsed_ms, sight) {
+            match act {
+                Act::SetGate(gate) => active.block.set_gate(gate),
+                Act::TerminateClients => self.cut_off(&active.block.registered()),
+                Act::SignalProgram | Act::KillGroup => {}
+            }
+        }
+    }
+
+    fn cut_off(&self, processes: &[u32]) {
+        let Some(daemon) = &self.daemon else { return };
+        let (spec, limit) = (daemon.spec(), Duration::from_secs(2));
+        let control = MpsControl::new(spec.program.clone(), spec.pipe_dir(), limit);
+        if let Err(error) = control.terminate_clients(processes) {
+            tracing::warn!(gpu = self.uuid(), error = %error, "cannot cut off a guest's clients");
+        }
+    }
+
+    /// For errors: the guest must let go of the GPU now, and then leave.
+    pub(super) fn stop_guest_and_wait(&mut self, reason: &StopReason, limit: Duration) {
+        if self.guest.is_none() {
+            return;
+        }
+        self.stop_guest(None, reason);
+        let deadline = Instant::now() + limit;
+        while let Some(active) = self.shared.job()
+            && Instant::now() < deadline
+        {
+            let answers = active.block.answers();
+            if answers.drained >= answers.live {
+                active.block.set_gate(Gate::Reset);
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Whoever is on the GPU must leave, unless too many leave at once.
+    pub(super) fn evict(&mut self, cause: String, by_readings: bool) {
+        let running = self.node.running_jobs.load(Ordering::Relaxed);
+        let ground = if by_readings { Ground::Readings } else { Ground::Certain };
+        let verdict = {
+            let mut breaker = self.node.breaker.lock().unwrap_or_else(PoisonError::into_inner);
+            breaker.ask(monitor::now(), ground, running)
+        };
+        match verdict {
+            Verdict::Evict if self.wish_guest_away(&cause) => {}
+            Verdict::Evict => self.begin_stop(StopReason::Health(cause)),
+            Verdict::Hold { opened } => {
+                self.shared.status().held += 1;
+                if opened {
+                    self.alert(format!(
+                        "too many evictions at once, the last because {cause}: sensors may lie. Jobs are held at their gates until this calms down"
+                    ));
+                }
+                // Ask again later; the gate is shut meanwhile.
+                if let Some(job) = self.shared.job() {
+                    let job = Arc::clone(&job);
+                    job.evict_asked.store(false, Ordering::Release);
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+
+    /// The agent leaves: a guest stays where it is, held at its gate, until the next agent comes.
+    pub(super) fn leave_guest(&mut self) {
+        if self.guest.is_some()
+            && let Some(active) = self.shared.job()
+        {
+            active.stopping.store(true, Ordering::Release);
+            active.block.set_gate(Gate::Closed);
+        }
+    }
+}
+
+impl AgentHandle {
+    /// Lets a guest in and waits for its control block, for at most `limit`.
+    pub fn attach(&self, uuid: &str, guest: GuestSpec, limit: Duration) -> Result<PathBuf> {
+        let job = guest.job.as_str().to_owned();
+        let (answer, answered) = mpsc::channel();
+        self.order(uuid, Order::Attach(Box::new(guest), answer))?;
+        answered.recv_timeout(limit).unwrap_or_else(|_| {
+            let reason = format!("GPU {uuid} did not answer within {} s", limit.as_secs());
+            Err(AgentError::Start { workload: job, reason })
+        })
+    }
+
+    /// The guest could not be taken away and need not leave any more: the next time is told anew.
+    pub fn relent(&self, uuid: &str) {
+        if let Some(job) = self.shared(uuid).and_then(|gpu| gpu.job()) {
+            job.evict_asked.store(false, Ordering::Release);
+        }
+    }
+}

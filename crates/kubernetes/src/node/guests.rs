@@ -1,0 +1,174 @@
+//! The local loop: who has come, who is leaving, who is gone, and what the kubelet may give away. It
+//! asks nobody outside this machine.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muxflow_types::JobId;
+use tokio::sync::{Notify, watch};
+
+use super::executor::Executor;
+use super::ground::{Attached, Ground};
+use super::identity;
+use super::placed::{self, Placed};
+use crate::device::plugin::Kind;
+use crate::device::wire::{Device, HEALTHY, UNHEALTHY};
+use crate::resource::State;
+
+const TURN_EVERY: Duration = Duration::from_millis(500);
+
+/// The devices of one kind. A GPU that is out of order is offered to nobody; one whose service needs
+/// all of it is offered to no job. It comes back by itself with its state.
+pub(crate) fn devices(executor: &dyn Executor, kind: Kind) -> Vec<Device> {
+    let healthy = |state: State| match kind {
+        Kind::Online => state != State::Disabled,
+        Kind::Offline => !matches!(state, State::Disabled | State::Overlimit),
+    };
+    let device = |uuid: String| {
+        let state = executor.read(&uuid).map_or(State::Disabled, |reading| reading.state);
+        let health = if healthy(state) { HEALTHY } else { UNHEALTHY };
+        Device { id: uuid, health: health.to_owned() }
+    };
+    executor.gpus().into_iter().map(|gpu| device(gpu.uuid)).collect()
+}
+
+/// The loop's own memory.
+#[derive(Debug)]
+pub(crate) struct Local {
+    ground: Arc<Ground>,
+    devices: Vec<(Kind, watch::Sender<Vec<Device>>)>,
+    urgent: Arc<Notify>,
+    states: BTreeMap<String, State>,
+    draining: BTreeSet<JobId>,
+    /// Namespaces whose processes were seen to belong to the pod.
+    verified: BTreeSet<(JobId, u64)>,
+}
+
+impl Local {
+    pub(crate) fn new(
+        ground: Arc<Ground>,
+        devices: Vec<(Kind, watch::Sender<Vec<Device>>)>,
+        urgent: Arc<Notify>,
+    ) -> Self {
+        Local {
+            ground,
+            devices,
+            urgent,
+            states: BTreeMap::new(),
+            draining: BTreeSet::new(),
+            verified: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) async fn run(mut self, changed: Arc<Notify>, mut stop: watch::Receiver<bool>) {
+        loop {
+            self.turn().await;
+            tokio::select! {
+                () = tokio::time::sleep(TURN_EVERY) => {}
+                () = changed.notified() => {}
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+        }
+    }
+
+    async fn turn(&mut self) {
+        let placed = placed::all(&self.ground.pods);
+        self.see_off(&placed);
+        self.take_over(&placed).await;
+        self.verify();
+        self.offer();
+    }
+
+    /// Drains who leaves, and forgets who is gone.
+    fn see_off(&mut self, placed: &[Placed]) {
+        let living: BTreeMap<&JobId, &Placed> = placed.iter().map(|p| (&p.job, p)).collect();
+        let guests: Vec<(JobId, Attached)> =
+            self.ground.guests().iter().map(|(job, a)| (job.clone(), a.clone())).collect();
+        for (job, attached) in guests {
+            match living.get(&job) {
+                None => {
+                    self.ground.executor.detach(&attached.gpu, &job);
+                    self.ground.guests().remove(&job);
+                    self.draining.remove(&job);
+                    self.verified.retain(|(of, _)| *of != job);
+                    self.urgent.notify_one();
+                }
+                Some(pod) if pod.leaving && self.draining.insert(job.clone()) => {
+                    self.ground.executor.drain(&attached.gpu, &job, "the pod is deleted");
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Pods that run and that an earlier agent had let in.
+    async fn take_over(&mut self, placed: &[Placed]) {
+        let known = self.ground.attached();
+        let local: BTreeSet<String> =
+            self.ground.executor.gpus().into_iter().map(|gpu| gpu.uuid).collect();
+        for pod in placed.iter().filter(|p| p.running && !known.contains(&p.job)) {
+            if !local.contains(pod.gpu.as_str()) {
+                continue;
+            }
+            match self.ground.attach(pod).await {
+                Ok(_) => tracing::info!(pod = pod.pod.path(), gpu = %pod.gpu, "pod taken over"),
+                Err(why) => {
+                    tracing::warn!(pod = pod.pod.path(), gpu = %pod.gpu, why, "a running pod cannot be held at a gate; it must leave");
+                    self.ground.must_leave(&pod.job, &why);
+                }
+            }
+        }
+    }
+
+    /// A control block that is used by processes of another pod than the one it was made for means
+    /// that the two have each other's GPU.
+    fn verify(&mut self) {
+        let guests: Vec<(JobId, Attached)> =
+            self.ground.guests().iter().map(|(job, a)| (job.clone(), a.clone())).collect();
+        for (job, attached) in guests {
+            for namespace in self.ground.executor.namespaces(&attached.gpu) {
+                let key = (job.clone(), namespace);
+                if namespace == 0 || self.verified.contains(&key) {
+                    continue;
+                }
+                let pods = identity::pods_in(Path::new("/proc"), namespace);
+                if !pods.is_empty() && !pods.contains(job.as_str()) {
+                    let why = format!(
+                        "processes of pod uid {} use the control block of pod {}",
+                        pods.iter().next().map_or("", String::as_str),
+                        attached.pod.path()
+                    );
+                    tracing::error!(gpu = attached.gpu, why, "two pods have each other's GPU");
+                    self.ground.executor.drain(&attached.gpu, &job, &why);
+                    self.ground.must_leave(&job, &why);
+                }
+                self.verified.insert(key);
+            }
+        }
+    }
+
+    /// Tells the kubelet what changed, and the cluster when a state did.
+    fn offer(&mut self) {
+        for (kind, teller) in &self.devices {
+            let now = devices(&*self.ground.executor, *kind);
+            teller.send_if_modified(|told| {
+                let news = *told != now;
+                *told = now;
+                news
+            });
+        }
+        let executor = &self.ground.executor;
+        let states: BTreeMap<String, State> = executor
+            .gpus()
+            .into_iter()
+            .filter_map(|gpu| Some((executor.read(&gpu.uuid)?.state, gpu.uuid)))
+            .map(|(state, uuid)| (uuid, state))
+            .collect();
+        if states != self.states {
+            self.states = states;
+            self.urgent.notify_one();
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The agent's side of a node of a cluster: lets pods in on the GPUs that they were planned for, tells
+//! the cluster how its GPUs are, and has pods evicted that must leave.
+//!
+//! Three loops that do not wait for each other. The local one ([`guests`]) never asks the API server
+//! for anything: gates, drains and devices work while it is away. [`report`] writes the `Gpu` objects, [`evict`]
+//! asks for evictions and insists. The pods of the node come from a watch.
+
+pub mod evict;
+pub mod executor;
+pub mod ground;
+pub mod guests;
+pub mod identity;
+pub mod metrics;
+pub mod placed;
+pub mod report;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::watcher;
+use kube::{Api, Client};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+
+use self::executor::Executor;
+use self::ground::{Ground, Places, Wish};
+use crate::Error;
+use crate::device::plugin::{DevicePlugin, Kind};
+use crate::device::registration::Plugin;
+use crate::scheduler::watches;
+
+/// What an operator may set.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The name of this node in the cluster.
+    pub node: String,
+    /// Where things are.
+    pub places: Places,
+    /// How often an unchanged GPU is reported.
+    pub report_every: Duration,
+    /// How long the first list of pods may take.
+    pub patience: Duration,
+}
+
+impl Settings {
+    /// The defaults, for a node of this name.
+    pub fn new(node: &str) -> Self {
+        Settings {
+            node: node.to_owned(),
+            places: Places::default(),
+            report_every: Duration::from_secs(10),
+            patience: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A node's side that runs.
+#[derive(Debug)]
+pub struct Node {
+    ground: Arc<Ground>,
+    services: Arc<report::Services>,
+    stop: watch::Sender<bool>,
+    tasks: JoinSet<()>,
+}
+
+impl Node {
+    /// Starts everything. `wishes` are what the executor says must leave.
+    pub async fn start(
+        client: Client,
+        settings: &Settings,
+        executor: Arc<dyn Executor>,
+        mut wishes: UnboundedReceiver<Wish>,
+    ) -> Result<Self, Error> {
+        let changed = Arc::new(Notify::new());
+        let mut tasks = JoinSet::new();
+        let here = watcher::Config::default().fields(&format!("spec.nodeName={}", settings.node));
+        let api: Api<Pod> = Api::all(client.clone());
+        let pods = watches::follow(&mut tasks, api, here, &changed);
+        watches::first_list("pods", &pods, settings.patience).await?;
+        let (tell, told) = unbounded_channel();
+        let ground = Arc::new(Ground::new(executor, pods, &settings.places, tell.clone()));
+        tasks.spawn(async move {
+            while let Some(wish) = wishes.recv().await {
+                drop(tell.send(wish));
+            }
+        });
+        let (stop, stopped) = watch::channel(false);
+        let mut devices = Vec::new();
+        for kind in [Kind::Online, Kind::Offline] {
+            let (teller, told) = watch::channel(guests::devices(&*ground.executor, kind));
+            let plugin = Arc::new(DevicePlugin::new(kind, Arc::clone(&ground), told));
+            let registration = Plugin {
+                folder: settings.places.plugins.clone(),
+                resource: DevicePlugin::resource(kind),
+                options: DevicePlugin::options(kind),
+            };
+            tasks.spawn(registration.run(plugin, stopped.clone()));
+            devices.push((kind, teller));
+        }
+        let urgent = Arc::new(Notify::new());
+        let services = Arc::new(report::Services::default());
+        let local = guests::Local::new(Arc::clone(&ground), devices, Arc::clone(&urgent));
+        tasks.spawn(local.run(changed, stopped.clone()));
+        let reporter = report::Reporter::new(
+            client.clone(),
+            Arc::clone(&ground),
+            settings,
+            Arc::clone(&services),
+        );
+        tasks.spawn(reporter.run(urgent, stopped.clone()));
+        let evictor = evict::Evictor::new(client, Arc::clone(&ground), &settings.node);
+        tasks.spawn(evictor.run(told, stopped));
+        Ok(Node { ground, services, stop, tasks })
+    }
+
+    /// What a page of metrics needs; it may outlive the node.
+    pub fn metrics(&self) -> impl Fn() -> String + Send + 'static {
+        let (ground, services) = (Arc::clone(&self.ground), Arc::clone(&self.services));
+        move || metrics::render(&*ground.executor, &services)
+    }
+
+    /// Ends all loops. Pods stay as they are.
+    pub async fn stop(mut self) {
+        self.stop.send_replace(true);
+        drop(tokio::time::timeout(Duration::from_secs(5), self.tasks.join_next()).await);
+        self.tasks.shutdown().await;
+    }
+}

@@ -1,0 +1,79 @@
+//! Pods of this node as the scheduler placed them, from a watch.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::reflector::Store;
+use muxflow_types::{Bytes, GpuId, JobId, Micros, SmShare};
+
+use crate::names;
+use crate::scheduler::pods::{self, PodName};
+
+/// What the binding says of a pod.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placed {
+    pub(crate) pod: PodName,
+    pub(crate) job: JobId,
+    pub(crate) gpu: GpuId,
+    pub(crate) share: SmShare,
+    pub(crate) quota: Bytes,
+    pub(crate) created_at: Micros,
+    pub(crate) leaving: bool,
+    pub(crate) running: bool,
+    pub(crate) grace_s: u64,
+}
+
+/// Reads the annotations of a binding; an error says what is missing.
+pub(crate) fn placed(pod: &Pod) -> Result<Placed, String> {
+    let name = PodName::of(pod);
+    let path = name.path();
+    let text = |annotation: &str| {
+        pods::annotation(pod, annotation).ok_or_else(|| {
+            format!("pod {path} has no annotation {annotation}: it was not placed by MuxFlow; set schedulerName: {}", names::SCHEDULER)
+        })
+    };
+    let gpu =
+        GpuId::new(text(names::GPU)?).map_err(|e| format!("pod {path}, {}: {e}", names::GPU))?;
+    text(names::SHARE)?;
+    let share = pods::bound_share(pod)
+        .ok_or_else(|| format!("pod {path}: {} is no share such as 30/40", names::SHARE))?;
+    let quota = text(names::QUOTA)?;
+    let quota = quota
+        .parse()
+        .map_err(|_| format!("pod {path}: {} is no number of bytes: {quota}", names::QUOTA))?;
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+    let grace = pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds);
+    Ok(Placed {
+        job: pods::job_id(&name).ok_or_else(|| format!("pod {path} has no uid"))?,
+        pod: name,
+        gpu,
+        share,
+        quota: Bytes(quota),
+        created_at: pods::created_at(pod),
+        leaving: pods::is_leaving(pod),
+        running: phase == Some("Running"),
+        grace_s: grace.and_then(|s| u64::try_from(s).ok()).unwrap_or(30),
+    })
+}
+
+/// All pods that were placed here and are not over, oldest first: the order in which a kubelet
+/// takes them.
+pub(crate) fn all(store: &Store<Pod>) -> Vec<Placed> {
+    let mut all: Vec<Placed> = store
+        .state()
+        .iter()
+        .filter(|pod| !pods::is_finished(pod))
+        .filter_map(|pod| placed(pod).ok())
+        .collect();
+    all.sort_by(|a, b| (a.created_at, &a.pod).cmp(&(b.created_at, &b.pod)));
+    all
+}
+
+/// A pod by its name, if it is not over.
+pub(crate) fn find(store: &Store<Pod>, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+    store.find(|pod| {
+        pod.metadata.namespace.as_deref() == Some(namespace)
+            && pod.metadata.name.as_deref() == Some(name)
+            && !pods::is_finished(pod)
+    })
+}

@@ -1,0 +1,97 @@
+//! The Helm chart: it renders, the plain manifests are its rendering, the API server takes all of it,
+//! nonsense is refused, and to remove it leaves pods alone.
+
+use std::path::PathBuf;
+
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
+use serde_json::json;
+
+use crate::Stage;
+use crate::install::{self, NAMESPACE};
+use crate::world::wait;
+
+fn deploy(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(path)
+}
+
+const HEAD: &str = "# Rendered from deploy/helm/muxflow with its default values; do not edit.\n# MUXFLOW_UPDATE=1 cargo xtask kubernetes test the_chart\n";
+
+pub(crate) async fn chart(stage: &mut Stage) {
+    let folder = deploy("helm/muxflow");
+    let render = |values: Option<&str>| {
+        let file = stage.cluster.folder().join("values.yaml");
+        std::fs::write(&file, values.unwrap_or_default()).unwrap();
+        stage.cluster.render_chart(&folder, NAMESPACE, values.is_some().then_some(&*file))
+    };
+    let text = format!("{HEAD}{}", render(None).unwrap());
+    let committed = deploy("kubernetes/muxflow.yaml");
+    if std::env::var_os("MUXFLOW_UPDATE").is_some() {
+        std::fs::write(&committed, &text).unwrap();
+    }
+    let known = std::fs::read_to_string(&committed).unwrap_or_default();
+    assert!(known == text, "{} is stale; see its head", committed.display());
+
+    let other = render(Some(
+        "image: {repository: r/m, tag: v9}\nscheduler: {replicas: 3}\nagent: {cdi: false, runtimeClassName: nvidia}\npodMonitor: {enabled: true}\nnetworkPolicy: {enabled: false}\n",
+    ))
+    .unwrap();
+    for words in
+        ["r/m:v9", "replicas: 3", "--no-cdi", "runtimeClassName: nvidia", "kind: PodMonitor"]
+    {
+        assert!(other.contains(words), "{words} not in {other}");
+    }
+    assert!(!other.contains("kind: NetworkPolicy"));
+    for wrong in ["scheduler: {replicaz: 3}", "scheduler: {replicas: 0}", "agent: {cdi: maybe}"] {
+        let said = render(Some(wrong)).unwrap_err();
+        assert!(said.contains("replica") || said.contains("cdi"), "{wrong}: {said}");
+    }
+
+    // The API server checks every field, of the examples too; only tried, not kept.
+    let check = PatchParams {
+        dry_run: true,
+        field_validation: Some(kube::api::ValidationDirective::Strict),
+        ..PatchParams::apply("check").force()
+    };
+    let read = |name: &str| std::fs::read_to_string(deploy(name)).unwrap();
+    let examples = ["job", "service"].map(|n| read(&format!("kubernetes/examples/{n}.yaml")));
+    for text in examples.iter().chain([&other]) {
+        for mut document in serde_saphyr::from_multiple::<DynamicObject>(text).unwrap() {
+            let kind = document.types.clone().unwrap().kind;
+            if kind == "PodMonitor" {
+                continue; // Its definition belongs to the Prometheus operator.
+            }
+            if !kind.starts_with("ClusterRole") {
+                document.metadata.namespace.get_or_insert_with(|| NAMESPACE.to_owned());
+            }
+            let name = document.metadata.name.clone().unwrap();
+            let tried = install::api(&stage.client, &document);
+            let answer = tried.patch(&name, &check, &Patch::Apply(&document)).await;
+            answer.unwrap_or_else(|e| panic!("{kind} {name}: {e}"));
+        }
+    }
+    removed(stage).await;
+}
+
+/// Everything but the definitions is removed and installed again, as an upgrade or a mistake would:
+/// pods that run are the same afterwards.
+async fn removed(stage: &Stage) {
+    stage.world.node("n1", json!({}), json!({})).await;
+    let online = json!({"schedulerName": "default-scheduler", "nodeName": "n1"});
+    let before = stage.world.pod("online", json!({}), online).await;
+    for document in install::documents().iter().rev() {
+        let kind = document.types.clone().unwrap().kind;
+        if !matches!(kind.as_str(), "CustomResourceDefinition" | "Namespace") {
+            let name = document.metadata.name.clone().unwrap();
+            let api = install::api(&stage.client, document);
+            api.delete(&name, &DeleteParams::default()).await.unwrap();
+        }
+    }
+    wait("the pod still runs", || async {
+        let pod = stage.world.pods.get("online").await.unwrap();
+        assert_eq!(pod.metadata.uid, before.metadata.uid);
+        assert!(pod.metadata.deletion_timestamp.is_none());
+        (pod.status?.phase? == "Running").then_some(())
+    })
+    .await;
+    install::install(stage).await;
+}

@@ -1,0 +1,276 @@
+//! The node's side against a real API server, with an executor that only remembers what it was told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use kube::Client;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use muxflow_agent::gpu::guest::GuestSpec;
+use muxflow_kubernetes::names;
+use muxflow_kubernetes::node::executor::{Executor, LocalGpu, Reading};
+use muxflow_kubernetes::node::ground::{Places, Wish};
+use muxflow_kubernetes::node::{Node, Settings};
+use muxflow_kubernetes::resource::{Gpu, SampleStatus, State};
+use muxflow_types::JobId;
+use serde_json::json;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+use crate::Stage;
+use crate::install;
+use crate::world::{NAMESPACE, Scheduler, settings, wait};
+
+const GPU: &str = "GPU-real";
+
+/// One GPU whose state a test sets.
+pub(crate) struct FakeExecutor {
+    state: Mutex<State>,
+    guests: Mutex<BTreeMap<String, GuestSpec>>,
+    told: Mutex<BTreeSet<String>>,
+}
+
+impl FakeExecutor {
+    fn new() -> Arc<Self> {
+        Arc::new(FakeExecutor {
+            state: Mutex::new(State::Healthy),
+            guests: Mutex::default(),
+            told: Mutex::default(),
+        })
+    }
+
+    fn set(&self, state: State) {
+        *self.state.lock().unwrap() = state;
+    }
+
+    fn tell(&self, word: &str, job: &JobId) {
+        self.told.lock().unwrap().insert(format!("{word} {job}"));
+    }
+
+    fn was_told(&self, word: &str, job: &str) -> bool {
+        self.told.lock().unwrap().contains(&format!("{word} {job}"))
+    }
+}
+
+impl Executor for FakeExecutor {
+    fn gpus(&self) -> Vec<LocalGpu> {
+        vec![LocalGpu {
+            uuid: GPU.into(),
+            gpu_type: "T4".into(),
+            pci: "0000:01:00".into(),
+            memory_bytes: 16 << 30,
+            mps_pipe: None,
+            multi_user: false,
+        }]
+    }
+
+    fn read(&self, _: &str) -> Option<Reading> {
+        Some(Reading {
+            state: *self.state.lock().unwrap(),
+            reason: None,
+            sms: 40,
+            share_sms: 20,
+            quota_bytes: 8 << 30,
+            demand_pct: 30.0,
+            online_activity_pct: Some(20.0),
+            online_memory_bytes: 1 << 30,
+            sample: SampleStatus { sm_activity_pct: Some(25.0), ..SampleStatus::default() },
+            guest: None,
+        })
+    }
+
+    fn attach(&self, _: &str, guest: GuestSpec) -> Result<PathBuf, String> {
+        self.guests.lock().unwrap().insert(guest.job.as_str().to_owned(), guest);
+        Ok("/nowhere".into())
+    }
+
+    fn drain(&self, _: &str, guest: &JobId, _: &str) {
+        self.tell("drain", guest);
+    }
+
+    fn detach(&self, _: &str, guest: &JobId) {
+        self.tell("detach", guest);
+        self.guests.lock().unwrap().remove(guest.as_str());
+    }
+
+    fn relent(&self, _: &str) {
+        self.told.lock().unwrap().insert("relent".to_owned());
+    }
+
+    fn namespaces(&self, _: &str) -> Vec<u64> {
+        Vec::new()
+    }
+}
+
+struct Side {
+    node: Node,
+    executor: Arc<FakeExecutor>,
+    wishes: UnboundedSender<Wish>,
+}
+
+async fn side(stage: &Stage, client: Client) -> Side {
+    let executor = FakeExecutor::new();
+    let folder = stage.cluster.folder().join("node");
+    let settings = Settings {
+        places: Places {
+            state: folder.join("state"),
+            plugins: folder.join("device-plugins"),
+            pod_resources: folder.join("pod-resources.sock"),
+            ..Places::default()
+        },
+        ..Settings::new("n1")
+    };
+    let (wishes, told) = unbounded_channel();
+    let node = Node::start(client, &settings, executor.clone(), told).await.unwrap();
+    Side { node, executor, wishes }
+}
+
+fn overlimit(job: &str) -> Wish {
+    Wish {
+        job: JobId::new(job).unwrap(),
+        reason: "GpuOverlimit",
+        why: "GPU is Overlimit".into(),
+        while_ill: true,
+    }
+}
+
+/// With the rights of its account and no others: the agent reports its GPU, the scheduler uses it, the
+/// pod is let in, and leaves when the GPU says so although no scheduler runs any more.
+pub(crate) async fn life_of_a_guest(stage: &mut Stage) {
+    let world = stage.world.clone();
+    let client = install::limited(stage, "muxflow-agent").await;
+    world.node("n1", json!({}), json!({})).await;
+    let Side { node, executor, wishes } = side(stage, client).await;
+    let gpu = wait("the GPU reported", || async {
+        world.gpus.get_opt("gpu-real").await.unwrap()?.status
+    })
+    .await;
+    assert_eq!((gpu.state, gpu.share_sms, gpu.job), (State::Healthy, 20, None));
+    let owner = world.gpus.get("gpu-real").await.unwrap().metadata.owner_references.unwrap();
+    assert_eq!((owner[0].kind.as_str(), owner[0].name.as_str()), ("Node", "n1"));
+
+    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    world.pod("job", json!({}), json!({})).await;
+    assert_eq!(world.wait_for_places(1).await["job"].1, GPU);
+    let uid = world.pods.get("job").await.unwrap().metadata.uid.unwrap();
+    wait("the pod let in", || async { executor.guests.lock().unwrap().get(&uid).cloned() }).await;
+    wait("the pairing told", || async {
+        let status = world.gpus.get("gpu-real").await.unwrap().status?;
+        (status.job.as_deref() == Some("default/job")).then_some(())
+    })
+    .await;
+    scheduler.stop().await;
+
+    executor.set(State::Overlimit);
+    wishes.send(overlimit(&uid)).unwrap();
+    wait("the state told at once", || async {
+        let status = world.gpus.get("gpu-real").await.unwrap().status?;
+        (status.state == State::Overlimit).then_some(())
+    })
+    .await;
+    world.wait_for_event("job", "GpuOverlimit").await;
+    wait("the guest gone", || async { executor.was_told("detach", &uid).then_some(()) }).await;
+    assert!(executor.was_told("drain", &uid));
+    let granted = install::granted(stage, "muxflow-agent", false).await;
+    wait("every right used", || async {
+        let used = install::used(stage, "muxflow-agent");
+        let more: Vec<_> = used.difference(&granted).collect();
+        assert!(more.is_empty(), "used without being granted: {more:?}");
+        let idle: Vec<_> = granted.difference(&used).collect();
+        // Patched when the same thing is said again; and an object that is created by an apply is in
+        // the log as a patch.
+        let unseen = [
+            install::right("patch", "events.k8s.io", "events"),
+            install::right("create", "muxflow.dev", "gpus"),
+        ];
+        idle.iter().all(|right| unseen.contains(right)).then_some(())
+    })
+    .await;
+    node.stop().await;
+    creating_is_needed(stage).await;
+}
+
+/// Without the right to create, an agent that applies a new GPU is refused.
+async fn creating_is_needed(stage: &Stage) {
+    let roles: Api<ClusterRole> = Api::all(stage.client.clone());
+    let mut role = roles.get("muxflow-agent").await.unwrap();
+    for rule in role.rules.iter_mut().flatten() {
+        if rule.resources.as_ref().is_some_and(|all| all.contains(&"gpus".to_owned())) {
+            rule.verbs.retain(|verb| verb != "create");
+        }
+    }
+    roles.replace("muxflow-agent", &PostParams::default(), &role).await.unwrap();
+    let gpus: Api<Gpu> = Api::all(install::limited(stage, "muxflow-agent").await);
+    let count = std::sync::atomic::AtomicU32::new(0);
+    wait("a refusal", || async {
+        let name = format!("gpu-{}", count.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        let spec = json!({"uuid": name, "node": "n1", "gpuType": "T4", "sms": 1, "memoryBytes": 1});
+        let object = json!({"apiVersion": "muxflow.dev/v1alpha1", "kind": "Gpu",
+            "metadata": {"name": name}, "spec": spec});
+        let apply = PatchParams::apply("test");
+        match gpus.patch(&name, &apply, &Patch::Apply(&object)).await {
+            Err(kube::Error::Api(status)) if status.code == 403 => Some(()),
+            Err(error) => panic!("{error}"),
+            Ok(_) => None, // The rule is still remembered somewhere.
+        }
+    })
+    .await;
+    install::install(stage).await;
+}
+
+/// A disruption budget says no: the pod stays, and when the GPU has recovered it may go on.
+pub(crate) async fn a_budget_says_no(stage: &mut Stage) {
+    let world = stage.world.clone();
+    world.node("n1", json!({}), json!({})).await;
+    let Side { node, executor, wishes } = side(stage, stage.client.clone()).await;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(stage.client.clone(), NAMESPACE);
+    let budget = serde_json::from_value(json!({"metadata": {"name": "keep"}, "spec":
+        {"minAvailable": 1, "selector": {"matchLabels": {"keep": "me"}}}}))
+    .unwrap();
+    budgets.create(&PostParams::default(), &budget).await.unwrap();
+    let uid = bound(stage, "held", json!({"labels": {"keep": "me"}})).await;
+    wait("the pod let in", || async { executor.guests.lock().unwrap().get(&uid).cloned() }).await;
+    executor.set(State::Overlimit);
+    wishes.send(overlimit(&uid)).unwrap();
+    let said = world.wait_for_event("held", "EvictionRefused").await;
+    assert!(said.contains("held at its gate"), "{said}");
+    executor.set(State::Healthy);
+    wait("the gate may open again", || async {
+        executor.told.lock().unwrap().contains("relent").then_some(())
+    })
+    .await;
+    let pod = world.pods.get("held").await.unwrap();
+    assert!(pod.metadata.deletion_timestamp.is_none());
+    assert!(!executor.was_told("drain", &uid));
+    node.stop().await;
+}
+
+/// `kubectl delete pod`: the guest is drained as soon as it is asked to leave, whatever its first
+/// process is. An agent that restarts takes over who is there.
+pub(crate) async fn deleting_drains(stage: &mut Stage) {
+    let world = stage.world.clone();
+    world.node("n1", json!({}), json!({})).await;
+    let first = side(stage, stage.client.clone()).await;
+    // The finalizer keeps the pod on its way out for as long as the test looks.
+    let uid = bound(stage, "deleted", json!({"finalizers": ["muxflow.dev/test"]})).await;
+    wait("the pod let in", || async { first.executor.guests.lock().unwrap().get(&uid).cloned() })
+        .await;
+    first.node.stop().await;
+    let Side { node, executor, .. } = side(stage, stage.client.clone()).await;
+    wait("the pod taken over", || async { executor.guests.lock().unwrap().get(&uid).cloned() })
+        .await;
+    world.pods.delete("deleted", &DeleteParams::default()).await.unwrap();
+    wait("the guest drained", || async { executor.was_told("drain", &uid).then_some(()) }).await;
+    let free = json!({"metadata": {"finalizers": null}});
+    world.pods.patch("deleted", &PatchParams::default(), &Patch::Merge(free)).await.unwrap();
+    wait("the guest gone", || async { executor.was_told("detach", &uid).then_some(()) }).await;
+    node.stop().await;
+}
+
+/// A pod as the scheduler binds it; its uid.
+async fn bound(stage: &Stage, name: &str, mut metadata: serde_json::Value) -> String {
+    metadata["annotations"] = json!({names::GPU: GPU, names::SHARE: "20/40", names::QUOTA: "1024"});
+    let pod = stage.world.pod(name, metadata, json!({"nodeName": "n1"})).await;
+    pod.metadata.uid.unwrap()
+}

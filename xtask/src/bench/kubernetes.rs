@@ -1,0 +1,41 @@
+//! The scheduler on a real API server with fake nodes, beside the one that Kubernetes ships.
+
+use std::process::Command;
+
+use clap::Args;
+
+/// How large.
+#[derive(Debug, Args)]
+pub(crate) struct KubernetesBench {
+    /// Nodes, with eight GPUs each.
+    #[arg(long, default_value_t = 2500)]
+    nodes: usize,
+    /// Pods that wait; each takes one GPU.
+    #[arg(long, default_value_t = 10_000)]
+    pods: usize,
+    /// Without optimisation of this project's own code, to save a build.
+    #[arg(long)]
+    dev: bool,
+}
+
+/// Measures and prints the table.
+pub(crate) fn run(bench: &KubernetesBench) -> anyhow::Result<()> {
+    anyhow::ensure!(bench.nodes > 0 && bench.pods > 0, "--nodes and --pods must be at least 1");
+    anyhow::ensure!(
+        bench.pods <= bench.nodes * 8,
+        "--pods {}: {} nodes have only {} GPUs",
+        bench.pods,
+        bench.nodes,
+        bench.nodes * 8
+    );
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["test", "--locked", "-p", "muxflow-kubernetes", "--test", "cluster"])
+        .args((!bench.dev).then_some("--release"))
+        .args(["--", "bench", &bench.nodes.to_string(), &bench.pods.to_string()])
+        .env("MUXFLOW_KUBERNETES_TESTS", "1")
+        .current_dir(crate::ci::root())
+        .status()?;
+    anyhow::ensure!(status.success(), "the benchmark failed: {status}");
+    Ok(())
+}
