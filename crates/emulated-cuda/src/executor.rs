@@ -65,6 +65,10 @@ fn run(gpu: &'static Gpu) {
         for stream in streams {
             stream.work_off();
             poll |= stream.must_poll();
+            if stream.write_due() {
+                // The device may have looked before the last of them came.
+                gpu.nudge();
+            }
         }
         // Who adds work does so before it calls `add`: an empty stream can be left out safely.
         let mut all = EXECUTORS.lock().unwrap_or_else(PoisonError::into_inner);

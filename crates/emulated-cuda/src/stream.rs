@@ -3,7 +3,8 @@
 //! Copies take effect in the calling thread when nothing before them in the stream is left to do;
 //! then the order of the calls is a right order. Kernels that really compute, host functions, and
 //! all work behind them wait in a queue that [`crate::executor`] empties. In both cases the device is told at once and
-//! decides when the work is complete in time.
+//! decides when the work is complete in time. Values that a stream writes into the program's own memory
+//! are kept until the device says that it is there.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -13,6 +14,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use muxflow_abi::cuda::result::{
     CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
 };
+use muxflow_emulated_gpu::channel::Entry;
 use muxflow_emulated_gpu::client::{Gpu, Lane};
 
 use crate::context::{self, Context, lock};
@@ -46,6 +48,8 @@ pub(crate) struct Stream {
     pub flags: u32,
     queue: Mutex<VecDeque<(u64, Work)>>,
     emptied: Condvar,
+    /// Values to write when the device has come to them.
+    writes: Mutex<VecDeque<(u64, Work)>>,
     pub capturing: AtomicBool,
     pub capture: Mutex<Option<Capture>>,
 }
@@ -81,6 +85,7 @@ fn make(
         flags,
         queue: Mutex::new(VecDeque::new()),
         emptied: Condvar::new(),
+        writes: Mutex::new(VecDeque::new()),
         capturing: AtomicBool::new(false),
         capture: Mutex::new(None),
     })
@@ -152,6 +157,16 @@ impl Stream {
     fn put(&'static self, work: Work) -> Answer<u64> {
         let entry = work.entry(self.priority);
         let mut queue = lock(&self.queue);
+        if queue.is_empty() && work.is_heard() {
+            let (seq, first) = self.put_write(work, entry)?;
+            // The executor looks into our lists while it holds its own.
+            drop(queue);
+            if first {
+                executor::add(self);
+                executor::poke(self.gpu, true);
+            }
+            return Ok(seq);
+        }
         if queue.is_empty() && !work.takes_long() && work.is_ready() {
             let seq = self.gpu.push(self.lane, entry)?;
             work.perform(self.gpu)?;
@@ -168,6 +183,31 @@ impl Stream {
         executor::add(self);
         executor::poke(self.gpu, host);
         Ok(seq)
+    }
+
+    /// A value that is written when the device comes to it: its sequence, and whether the executor
+    /// must be told.
+    fn put_write(&'static self, work: Work, entry: Entry) -> Answer<(u64, bool)> {
+        let mut writes = lock(&self.writes);
+        // With the list held: whoever hears of it finds it there.
+        let seq = self.gpu.push(self.lane, entry)?;
+        let first = writes.is_empty();
+        writes.push_back((seq, work));
+        self.lane.performed.store(seq, Ordering::Release);
+        Ok((seq, first))
+    }
+
+    /// Writes the values that the device has come to; says whether some are left.
+    pub(crate) fn write_due(&self) -> bool {
+        let mut writes = lock(&self.writes);
+        let come = self.gpu.completed(self.lane);
+        while let Some((seq, work)) = writes.front()
+            && *seq <= come
+        {
+            regardless(work.perform(self.gpu));
+            writes.pop_front();
+        }
+        !writes.is_empty()
     }
 
     /// The legacy stream waits for all blocking streams, and they wait for it.
@@ -211,7 +251,9 @@ impl Stream {
     /// Whether everything put so far is complete.
     pub(crate) fn is_idle(&'static self) -> Answer<bool> {
         let seq = self.lane.submitted.load(Ordering::Acquire);
-        Ok(self.gpu.query(self.lane, seq)? && self.lane.performed.load(Ordering::Acquire) >= seq)
+        let come = self.gpu.query(self.lane, seq)?;
+        self.write_due();
+        Ok(come && self.lane.performed.load(Ordering::Acquire) >= seq)
     }
 
     /// Does what can be done of the queue. Called by the executor only.
@@ -223,7 +265,8 @@ impl Stream {
             if work.needs_host() && self.gpu.host_ready(self.lane) < seq && !failed {
                 return;
             }
-            if !work.is_ready() && !failed {
+            let early = work.is_heard() && self.gpu.completed(self.lane) < seq;
+            if (early || !work.is_ready()) && !failed {
                 return;
             }
             let callback = matches!(work, Work::Host(crate::work::HostCall::Callback(..)));
@@ -242,7 +285,7 @@ impl Stream {
 
     /// Whether nothing waits for the host.
     pub(crate) fn is_worked_off(&self) -> bool {
-        lock(&self.queue).is_empty()
+        lock(&self.queue).is_empty() && lock(&self.writes).is_empty()
     }
 
     /// Whether the head waits for something that no bell announces.
@@ -262,6 +305,7 @@ impl Stream {
 
 /// Waits until the effects up to `seq` have happened.
 pub(crate) fn wait_performed(stream: &'static Stream, seq: u64) {
+    stream.write_due();
     let mut queue = lock(&stream.queue);
     while stream.lane.performed.load(Ordering::Acquire) < seq && !queue.is_empty() {
         let timeout = std::time::Duration::from_millis(100);

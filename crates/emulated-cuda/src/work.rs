@@ -186,8 +186,15 @@ impl Work {
             Work::Host(_) | Work::WaitForeign(..) | Work::WaitValue(..) => plain(Op::Host, 0),
             Work::Wait(lane, seq) => Entry { target: lane.slot, ..plain(Op::Wait, *seq) },
             Work::Record(slot) => Entry { target: *slot, ..plain(Op::Record, 0) },
+            Work::Write(..) if self.is_heard() => plain(Op::Notify, 0),
             Work::Free(_) | Work::Write(..) | Work::Nothing => plain(Op::Nop, 0),
         }
+    }
+
+    /// Whether the program may see when it happens: a value in its own memory. It must not come
+    /// before the stream is there. In device memory only work in order can see it.
+    pub(crate) fn is_heard(&self) -> bool {
+        matches!(self, Work::Write(address, ..) if !memory::is_device(*address))
     }
 
     /// Whether the device waits for this process to do it.

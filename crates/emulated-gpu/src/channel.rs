@@ -41,6 +41,8 @@ pub enum Op {
     Host = 7,
     /// The stream is gone; its slot may be used again after this.
     Close = 8,
+    /// Nothing, but the client wants to hear of it: it has something to write then.
+    Notify = 9,
 }
 
 impl Op {
@@ -55,6 +57,7 @@ impl Op {
             6 => Op::Record,
             7 => Op::Host,
             8 => Op::Close,
+            9 => Op::Notify,
             _ => Op::Nop,
         }
     }

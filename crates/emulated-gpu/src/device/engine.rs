@@ -36,6 +36,8 @@ pub(crate) enum Effect {
     Recorded { client: u32, slot: u32, time_ns: f64 },
     /// A host function may run now.
     HostReady { client: u32, stream: u32, seq: u64 },
+    /// A stream has come to where its client wanted to hear of it.
+    Notified { client: u32 },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -235,6 +237,10 @@ impl Engine {
         let entry = head.entry;
         match Op::from_number(entry.op) {
             Op::Nop | Op::Close => self.complete(client, number),
+            Op::Notify => {
+                self.complete(client, number);
+                self.effects.push(Effect::Notified { client });
+            }
             Op::Record => {
                 let (slot, time_ns) = (entry.target, self.now_ns);
                 self.effects.push(Effect::Recorded { client, slot, time_ns });

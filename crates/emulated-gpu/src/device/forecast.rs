@@ -39,13 +39,14 @@ impl Engine {
         self.clients.get(&client).map_or(&[], |c| &c.busy)
     }
 
-    /// First host function that waits in a stream, by sequence.
+    /// First host function or notice that waits in a stream, by sequence.
     pub(crate) fn first_host(&self, client: u32) -> Vec<(u32, u64)> {
         let Some(it) = self.clients.get(&client) else { return Vec::new() };
         let mut found = Vec::new();
         for number in &it.busy {
             let Some(s) = it.streams.get(number) else { continue };
-            let host = s.queue.iter().find(|q| q.entry.op == Op::Host as u32);
+            let heard = [Op::Host as u32, Op::Notify as u32];
+            let host = s.queue.iter().find(|q| heard.contains(&q.entry.op));
             found.extend(host.map(|q| (*number, q.entry.seq)));
         }
         found

@@ -248,6 +248,11 @@ impl Device {
                     channel.host_bell.fetch_add(1, Ordering::SeqCst);
                     sys::futex_wake(&channel.host_bell);
                 }
+                Effect::Notified { client } => {
+                    let Some(channel) = self.channel(client) else { continue };
+                    channel.host_bell.fetch_add(1, Ordering::SeqCst);
+                    sys::futex_wake(&channel.host_bell);
+                }
             }
         }
         touched.sort_unstable();

@@ -21,7 +21,7 @@ impl Engine {
         self.copies.retain(|c| c.client != client);
         self.effects.retain(|e| {
             !matches!(e, Effect::Completed { client: c, .. } | Effect::Recorded { client: c, .. }
-                | Effect::HostReady { client: c, .. } if *c == client)
+                | Effect::HostReady { client: c, .. } | Effect::Notified { client: c } if *c == client)
         });
         self.meters.remove_client(client);
         self.dirty = true;
@@ -48,6 +48,7 @@ impl Engine {
                 time_ns: self.now_ns,
             });
         }
+        self.effects.push(Effect::Notified { client });
     }
 
     /// Whether a client has work that is not complete.
