@@ -12,9 +12,10 @@ use super::gate::LaunchBudget;
 
 /// No limit on the rate.
 pub const UNLIMITED: u64 = u64::MAX;
-/// What a kernel is taken to last until the interposer has measured it. At a full budget nothing is
-/// limited, so a wrong guess delays a job only until the gate has opened once.
-const ASSUMED_KERNEL_NS: u64 = 100_000;
+/// Kernels in flight until the interposer has measured how long one takes. No rate can be told before
+/// that: a guess that is ten times too short would let ten times the budget through. So few fill the
+/// pipe at once, which is what measures them.
+const UNMEASURED_IN_FLIGHT: u64 = 4;
 
 /// What the agent writes into the control block for one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,11 +43,12 @@ impl LaunchLimits {
         }
         let queue_ns = queue_for.0.saturating_mul(1_000);
         let by_count = u64::from(budget.max_in_flight).max(1);
-        let in_flight = match queue_ns.checked_div(kernel_ns) {
-            Some(by_time) => by_count.min(by_time).max(1),
-            None => by_count,
+        let Some(by_time) = queue_ns.checked_div(kernel_ns) else {
+            let in_flight = by_count.min(UNMEASURED_IN_FLIGHT);
+            let rate_milli_per_s = UNLIMITED;
+            return LaunchLimits { closed: false, rate_milli_per_s, burst: in_flight, in_flight };
         };
-        let kernel_ns = if kernel_ns == 0 { ASSUMED_KERNEL_NS } else { kernel_ns };
+        let in_flight = by_count.min(by_time).max(1);
         let rate_milli_per_s = if budget.fraction >= 1.0 {
             UNLIMITED
         } else {
@@ -93,7 +95,8 @@ mod tests {
     fn full_and_closed() {
         assert_eq!(LaunchLimits::new(budget(1.0), 0, QUEUE).rate_milli_per_s, UNLIMITED);
         assert_eq!(LaunchLimits::new(LaunchBudget::CLOSED, 5, QUEUE), LaunchLimits::CLOSED);
-        assert_eq!(LaunchLimits::new(budget(0.1), 0, QUEUE).rate_milli_per_s, 1_000_000);
+        let unmeasured = LaunchLimits::new(budget(0.1), 0, QUEUE);
+        assert_eq!((unmeasured.rate_milli_per_s, unmeasured.in_flight), (UNLIMITED, 4));
     }
 
     proptest! {
