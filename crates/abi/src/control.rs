@@ -9,6 +9,7 @@
 //! callers.
 
 pub mod agent;
+pub mod hand;
 pub mod job;
 pub mod rhythm;
 
@@ -23,7 +24,7 @@ pub const AGENT_FILE: &str = "agent";
 /// Name of the job part beside it.
 pub const JOB_FILE: &str = "job";
 /// Changes whenever the layout does: the two sides refuse each other otherwise.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Devices that one job may use.
 pub const DEVICES: usize = 16;
 /// Processes that one job may have at one time.

@@ -54,6 +54,7 @@ static void chaos(char **argv, u64 seed) {
     struct live *live = mmap(0, sizeof *live, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     static u64 sizes[64];
     u64 most = strtoull(getenv("CHAOS_MOST"), 0, 10);
+    int pace = atoi(getenv("CHAOS_PACE_US"));
     u64 at = __atomic_fetch_add(&live->next, 1, __ATOMIC_SEQ_CST), c;
     signal(SIGUSR1, on_hold);
     CALL(cuInit, 0); CALL(cuDevicePrimaryCtxRetain, &c, 0); CALL(cuCtxSetCurrent, c);
@@ -67,8 +68,13 @@ static void chaos(char **argv, u64 seed) {
         else if (r < 975 && live->next < most) {
             if (!fork()) { count = 0; at = __atomic_fetch_add(&live->next, 1, __ATOMIC_SEQ_CST); srand(seed + at); CALL(cuDevicePrimaryCtxRetain, &c, 0); live->p[at].pid = getpid(); }
         } else if (r < 978 && live->next < 2 * most) { live->p[at].bytes = 0; live->p[at].pid = 0; if (!hold) execv("/proc/self/exe", argv); }
-        usleep(1000 + rand() % 4000);
+        usleep(pace + rand() % (4 * pace));
     }
+}
+
+static void *free_all(void *failed) {
+    while (count) if (CALL(cuMemFree_v2, pointers[--count])) ++*(int *)failed;
+    return 0;
 }
 
 int main(int argc, char **argv) {
@@ -87,6 +93,10 @@ int main(int argc, char **argv) {
         } else if (!strcmp(op, "ctx")) { u64 c; printf("ctx %d\n", CALL(cuCtxCreate_v2, &c, 0, 0)); }
         else if (!strcmp(op, "alloc")) { int r = CALL(cuMemAlloc_v2, &pointers[count], (size_t)n); if (!r) count++; printf("alloc %d\n", r); }
         else if (!strcmp(op, "free")) { int r = count ? CALL(cuMemFree_v2, pointers[--count]) : -1; printf("free %d\n", r); }
+        else if (!strcmp(op, "pairs")) { int r = 0; u64 p; while (n--) { r |= CALL(cuMemAlloc_v2, &p, (size_t)4096); r |= CALL(cuMemFree_v2, p); } printf("pairs %d\n", r); }
+        else if (!strcmp(op, "many")) { int r = 0; while (n-- && !r) { r = CALL(cuMemAlloc_v2, &pointers[count], (size_t)4096); if (!r) count++; } printf("many %d\n", r); }
+        else if (!strcmp(op, "freeall")) { int failed = 0; free_all(&failed); printf("freeall %d\n", failed); }
+        else if (!strcmp(op, "freeelsewhere")) { int failed = 0; pthread_t t; pthread_create(&t, 0, free_all, &failed); pthread_join(t, 0); printf("freeelsewhere %d\n", failed); }
         else if (!strcmp(op, "info")) { size_t f, t; int r = CALL(cuMemGetInfo_v2, &f, &t); printf("info %d %zu %zu\n", r, f, t); }
         else if (!strcmp(op, "info0")) { printf("info0 %d\n", CALL(cuMemGetInfo_v2, (void *)0, (void *)0)); }
         else if (!strcmp(op, "total")) { size_t t; int r = CALL(cuDeviceTotalMem_v2, &t, 0); printf("total %d %zu\n", r, t); }

@@ -24,6 +24,8 @@ pub struct Result {
     pub charged_bytes: u64,
     /// Bytes charged when all were dead.
     pub left_bytes: u64,
+    /// Requests that found no room.
+    pub refused: u64,
 }
 
 fn word(file: &File, index: u64) -> u64 {
@@ -52,10 +54,26 @@ fn next(state: &mut u64) -> u64 {
     *state
 }
 
+/// How much of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Processes at the start; they fork more.
+    pub count: usize,
+    /// Decides everything random.
+    pub seed: u64,
+    /// How long they are killed.
+    pub duration: Duration,
+    /// What the job may hold: little makes processes take from each other.
+    pub quota_bytes: u64,
+    /// Shortest pause between two steps of a process.
+    pub pace_us: u32,
+}
+
 /// Starts so many, kills at random for a while, holds the rest still, and compares.
 #[must_use]
-pub fn run(count: usize, seed: u64, duration: Duration) -> Result {
-    let job = Job::new(1 << 30);
+pub fn run(plan: Plan) -> Result {
+    let Plan { count, seed, duration, .. } = plan;
+    let job = Job::new(plan.quota_bytes);
     let path = job.path("live");
     let live = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
     let live = live.expect("the live file");
@@ -67,6 +85,7 @@ pub fn run(count: usize, seed: u64, duration: Duration) -> Result {
             command
                 .env("LIVE", &path)
                 .env("CHAOS_MOST", (4 * count).to_string())
+                .env("CHAOS_PACE_US", plan.pace_us.to_string())
                 .env_remove("STUB_LOG")
                 .arg(format!("chaos:{seed}"));
             command.stdout(Stdio::null()).spawn().expect("a process starts")
@@ -119,5 +138,6 @@ pub fn run(count: usize, seed: u64, duration: Duration) -> Result {
     std::thread::sleep(Duration::from_millis(100));
     job.block.reclaim(|_| {});
     let processes = word(&live, 0);
-    Result { processes, killed, live_bytes, charged_bytes, left_bytes: job.charged() }
+    let refused = job.block.job().did()[2];
+    Result { processes, killed, live_bytes, charged_bytes, left_bytes: job.charged(), refused }
 }

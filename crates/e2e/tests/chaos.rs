@@ -10,8 +10,20 @@ use proptest::prelude::*;
 
 #[test]
 fn after_chaos_the_charge_is_exactly_what_is_live() {
-    let result = chaos::run(10, 7, Duration::from_secs(3));
+    let (count, duration) = (10, Duration::from_secs(3));
+    let plan = chaos::Plan { count, seed: 7, duration, quota_bytes: 1 << 30, pace_us: 1_000 };
+    let result = chaos::run(plan);
     assert!(result.killed > 10 && result.processes > 10, "{result:?}");
+    assert_eq!(result.charged_bytes, result.live_bytes, "{result:?}");
+    assert_eq!(result.left_bytes, 0, "{result:?}");
+}
+
+#[test]
+fn also_where_room_is_short_and_they_take_it_from_each_other() {
+    let (count, duration) = (6, Duration::from_secs(3));
+    let plan = chaos::Plan { count, seed: 11, duration, quota_bytes: 8 << 20, pace_us: 20 };
+    let result = chaos::run(plan);
+    assert!(result.refused > 100, "{result:?}");
     assert_eq!(result.charged_bytes, result.live_bytes, "{result:?}");
     assert_eq!(result.left_bytes, 0, "{result:?}");
 }

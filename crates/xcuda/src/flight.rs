@@ -20,6 +20,8 @@ use crate::{capture, sys};
 /// Launches between marks by words, and between marks by events.
 pub(crate) const MARK: u32 = 16;
 const MARK_EVENT: u32 = 32;
+/// Launches between marks at most, where the bound on work in flight is large.
+pub(crate) const MARK_MOST: u32 = 32;
 
 /// How marks are made.
 mod mode {
@@ -143,6 +145,12 @@ pub(crate) fn total() -> u64 {
         .filter(|(record, index)| record.entries[*index].stream.load(Ordering::Relaxed) != 0)
         .map(|(record, index)| outstanding(record, index))
         .sum()
+}
+
+/// Launches of this thread that were seen to end, wrapping.
+pub(crate) fn done(record: &Record) -> u32 {
+    let words = (0..record.used_entries().len()).filter_map(|index| word(record, index));
+    words.fold(0, |sum, word| sum.wrapping_add(word.load(Ordering::Acquire)))
 }
 
 /// Launches of this thread that have no mark behind them yet.

@@ -164,7 +164,7 @@ fn wait_for_turn(control: &Control, stream: CUstream, cost: u64) -> Pass {
     let credit = record.credit.load(Ordering::Relaxed).max(0).cast_unsigned();
     let mut paid = credit;
     if limits.rate_milli_per_s == u64::MAX {
-        paid = cost + u64::from(flight::MARK);
+        paid = cost + u64::from(flight::MARK_MOST);
     } else if credit < cost {
         let (rate, burst) = (limits.rate_milli_per_s, limits.burst);
         match delayed(control, || buy(control, wanted, rate, burst)) {
@@ -223,10 +223,12 @@ fn flush(record: &Record) {
     }
 }
 
-/// Marks are as rare as they may be, and as frequent as a small bound needs.
+/// Marks are as rare as they may be, and as frequent as a small bound needs: an eighth of a large
+/// bound may go unmarked.
 fn mark_every(in_flight: u64) -> u32 {
-    let half = u32::try_from(in_flight / 2).unwrap_or(u32::MAX);
-    half.clamp(1, flight::mark_every())
+    let part = |n: u64| u32::try_from(in_flight / n).unwrap_or(u32::MAX);
+    let rare = flight::mark_every().max(part(8).min(flight::MARK_MOST));
+    part(2).clamp(1, rare)
 }
 
 enum Now {
@@ -297,6 +299,10 @@ fn buy(control: &Control, cost: u64, rate_milli_per_s: u64, burst: u64) -> Optio
 /// Marks what is due, and waits while too much is in flight.
 fn bound_in_flight(control: &Control, record: &Record, index: usize, every: u32, limit: u64) {
     flight::poll(record);
+    if flight::total() == 0 {
+        // The pipe ran empty: what comes next says nothing of how long kernels take.
+        record.seen_ns.store(0, Ordering::Relaxed);
+    }
     if record.entries[index].pending.load(Ordering::Relaxed) >= every {
         flight::mark(record, index);
     }
@@ -306,15 +312,20 @@ fn bound_in_flight(control: &Control, record: &Record, index: usize, every: u32,
     if in_flight + every <= limit {
         return;
     }
-    let started = in_flight;
     let started_ns = sys::now_ns();
     let mut moved_ns = started_ns;
     let mut pause_ns = 5_000;
+    let mut done = flight::done(record);
     while in_flight + every > limit && flight::total() > 0 {
         sys::sleep_ns(pause_ns);
         pause_ns = (pause_ns * 2).min(200_000);
         flight::poll(record);
         let (now_ns, left) = (sys::now_ns(), known());
+        let now_done = flight::done(record);
+        if now_done != done {
+            done = now_done;
+            time_kernels(control, record, now_ns, done);
+        }
         if left < in_flight {
             moved_ns = now_ns;
             pause_ns = 5_000;
@@ -330,17 +341,26 @@ fn bound_in_flight(control: &Control, record: &Record, index: usize, every: u32,
         // Only unmarked launches are left: see them end before more follow.
         flight::mark_all(record);
     }
-    if let Some(mine) = control.mine()
-        && started > in_flight
-    {
-        // The pipe was full all the while, so this is what one kernel takes.
+    if let Some(mine) = control.mine() {
         let waited_ns = sys::now_ns().saturating_sub(started_ns);
         mine.delayed_ns.fetch_add(waited_ns, Ordering::Relaxed);
-        let each_ns = waited_ns / (started - in_flight);
-        let old_ns = mine.ns_per_launch.load(Ordering::Relaxed);
-        let new_ns = if old_ns == 0 { each_ns } else { (old_ns * 7 + each_ns) / 8 };
-        mine.ns_per_launch.store(new_ns, Ordering::Relaxed);
     }
+}
+
+/// A mark was just seen to be reached. Since the one that was seen before it the pipe was never
+/// empty, so what lies between is the time of the kernels between.
+fn time_kernels(control: &Control, record: &Record, now_ns: u64, done: u32) {
+    let from_ns = record.seen_ns.swap(now_ns, Ordering::Relaxed);
+    let from = record.seen_done.swap(done, Ordering::Relaxed);
+    let kernels = u64::from(done.wrapping_sub(from));
+    let (Some(mine), 1..) = (control.mine(), kernels) else { return };
+    if from_ns == 0 || kernels > u64::from(u32::MAX / 2) {
+        return;
+    }
+    let each_ns = now_ns.saturating_sub(from_ns) / kernels;
+    let old_ns = mine.ns_per_launch.load(Ordering::Relaxed);
+    let new_ns = if old_ns == 0 { each_ns } else { (old_ns * 7 + each_ns) / 8 };
+    mine.ns_per_launch.store(new_ns, Ordering::Relaxed);
 }
 
 /// A thread too many to have a record: paid and commanded like the others, launch by launch.

@@ -90,7 +90,7 @@ pub(crate) fn poke<T: Copy>(pointer: *mut T, value: T) {
 }
 
 /// All handlers, by module.
-pub(crate) static ALL: [&[Hook]; 12] = [
+pub(crate) static ALL: [&[Hook]; 13] = [
     crate::array::HOOKS,
     crate::capture::HOOKS,
     crate::context::HOOKS,
@@ -98,6 +98,7 @@ pub(crate) static ALL: [&[Hook]; 12] = [
     crate::import::HOOKS,
     crate::info::HOOKS,
     crate::launch::HOOKS,
+    crate::launch::PLAIN,
     crate::lookup::HOOKS,
     crate::memory::HOOKS,
     crate::module::HOOKS,

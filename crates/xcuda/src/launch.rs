@@ -2,11 +2,14 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
+use muxflow_abi::cuda::result::CUDA_ERROR_NOT_FOUND;
 use muxflow_abi::cuda::{
-    CU_STREAM_PER_THREAD, CUDA_LAUNCH_PARAMS, CUfunction, CUgraphExec, CUlaunchConfig, CUstream,
+    CU_STREAM_PER_THREAD, CUDA_LAUNCH_PARAMS, CUfunction, CUgraphExec, CUlaunchConfig, CUresult,
+    CUstream,
 };
 
-use crate::hook::peek;
+use crate::hook::{Hook, peek};
+use crate::table::index;
 use crate::{gate, graph};
 
 /// The stream that null means in a per-thread variant.
@@ -17,42 +20,90 @@ fn per_thread(stream: CUstream) -> CUstream {
 
 const LEGACY: CUstream = core::ptr::null_mut();
 
+/// The commonest launch, in two functions: while the gate is open it is a few loads and a jump with the
+/// arguments as they lie, for nothing else in it makes a call or needs a frame.
+macro_rules! plain_launch {
+    ($name:ident, $slow:ident, $own:expr) => {
+        #[expect(non_snake_case, reason = "the driver's name")]
+        unsafe extern "C" fn $name(
+            function: CUfunction,
+            gx: c_uint,
+            gy: c_uint,
+            gz: c_uint,
+            bx: c_uint,
+            by: c_uint,
+            bz: c_uint,
+            shared: c_uint,
+            stream: CUstream,
+            parameters: *mut *mut c_void,
+            extra: *mut *mut c_void,
+        ) -> CUresult {
+            type Launch = unsafe extern "C" fn(
+                CUfunction,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                CUstream,
+                *mut *mut c_void,
+                *mut *mut c_void,
+            ) -> CUresult;
+            let known = crate::real::known(index::$name);
+            let open = !known.is_null() && gate::is_open(function as usize, $own(stream));
+            // SAFETY: the driver's function of this name (held to cuda.h by the header test) or our
+            // own, with the program's arguments.
+            unsafe {
+                let next = if open { core::mem::transmute::<*const c_void, Launch>(known) } else { $slow };
+                next(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
+            }
+        }
+
+        #[cold]
+        #[inline(never)]
+        unsafe extern "C" fn $slow(
+            function: CUfunction,
+            gx: c_uint,
+            gy: c_uint,
+            gz: c_uint,
+            bx: c_uint,
+            by: c_uint,
+            bz: c_uint,
+            shared: c_uint,
+            stream: CUstream,
+            parameters: *mut *mut c_void,
+            extra: *mut *mut c_void,
+        ) -> CUresult {
+            if crate::real::function(index::$name).is_null() {
+                return CUDA_ERROR_NOT_FOUND;
+            }
+            gate::pass_slowly(function as usize, $own(stream), 1, || {
+                driver!($name(
+                    function => CUfunction,
+                    gx => c_uint, gy => c_uint, gz => c_uint,
+                    bx => c_uint, by => c_uint, bz => c_uint,
+                    shared => c_uint,
+                    stream => CUstream,
+                    parameters => *mut *mut c_void,
+                    extra => *mut *mut c_void,
+                ))
+            })
+        }
+    };
+}
+
+plain_launch!(cuLaunchKernel, wait, core::convert::identity);
+plain_launch!(cuLaunchKernel_ptsz, wait_per_thread, per_thread);
+
+/// The handlers of the commonest launch.
+pub(crate) static PLAIN: &[Hook] = &[
+    Hook { index: index::cuLaunchKernel, handler: cuLaunchKernel as *const c_void },
+    Hook { index: index::cuLaunchKernel_ptsz, handler: cuLaunchKernel_ptsz as *const c_void },
+];
+
 hooks! {
-    fn cuLaunchKernel(
-        function: CUfunction,
-        gx: c_uint, gy: c_uint, gz: c_uint,
-        bx: c_uint, by: c_uint, bz: c_uint,
-        shared: c_uint,
-        stream: CUstream,
-        parameters: *mut *mut c_void,
-        extra: *mut *mut c_void,
-    ) |real| {
-        if gate::is_open(function as usize, stream) {
-            return real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
-        }
-        gate::pass_slowly(function as usize, stream, 1, move || {
-            real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
-        })
-    }
-
-    fn cuLaunchKernel_ptsz(
-        function: CUfunction,
-        gx: c_uint, gy: c_uint, gz: c_uint,
-        bx: c_uint, by: c_uint, bz: c_uint,
-        shared: c_uint,
-        stream: CUstream,
-        parameters: *mut *mut c_void,
-        extra: *mut *mut c_void,
-    ) |real| {
-        let own = per_thread(stream);
-        if gate::is_open(function as usize, own) {
-            return real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
-        }
-        gate::pass_slowly(function as usize, own, 1, move || {
-            real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
-        })
-    }
-
     fn cuLaunchKernelEx(
         config: *const CUlaunchConfig,
         function: CUfunction,

@@ -8,8 +8,10 @@ use core::ffi::{CStr, c_char};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
+use muxflow_abi::control::hand::Hand;
 use muxflow_abi::control::{AgentPart, Invalid, JobPart, Owner, Settings, job::Slot};
 
+use crate::front::Front;
 use crate::sys;
 
 /// Both parts of the control block, and the slot of this process.
@@ -29,8 +31,34 @@ impl Control {
 
 static AGENT: AtomicPtr<AgentPart> = AtomicPtr::new(core::ptr::null_mut());
 static JOB: AtomicPtr<JobPart> = AtomicPtr::new(core::ptr::null_mut());
-/// The page that fork wipes; its first word is the slot plus one.
-static OWN: AtomicPtr<AtomicUsize> = AtomicPtr::new(core::ptr::null_mut());
+/// The page that fork wipes.
+static OWN: AtomicPtr<Own> = AtomicPtr::new(core::ptr::null_mut());
+
+/// What a forked child must not inherit.
+#[repr(C)]
+struct Own {
+    /// The slot plus one.
+    slot: AtomicUsize,
+    claiming: AtomicUsize,
+    /// The one thread that uses the slot's hand.
+    hand_thread: AtomicUsize,
+    hand: AtomicPtr<Hand>,
+    /// Charges that found nothing in hand.
+    charges: AtomicUsize,
+    front: Front,
+}
+
+const _: () = assert!(size_of::<Own>() <= 4096);
+
+/// What one thread of this process uses without a locked instruction.
+#[derive(Clone, Copy)]
+pub(crate) struct InHand {
+    pub(crate) hand: &'static Hand,
+    pub(crate) front: &'static Front,
+}
+
+/// A process that allocates less often than this needs no hand.
+const CHARGES_BEFORE_HAND: usize = 64;
 static SAID: AtomicU32 = AtomicU32::new(0);
 
 /// The control block, if there is a good one and this process has a slot in it. Cheap once it is
@@ -40,7 +68,7 @@ pub(crate) fn control() -> Option<Control> {
     let own = OWN.load(Ordering::Acquire);
     if !own.is_null() {
         // SAFETY: mapped for good before it was stored.
-        let slot = unsafe { &*own }.load(Ordering::Acquire);
+        let slot = unsafe { &*own }.slot.load(Ordering::Acquire);
         if slot != 0 {
             // SAFETY: both are mapped and validated before any slot is taken, and stay.
             unsafe {
@@ -63,11 +91,56 @@ pub(crate) fn agent() -> Option<&'static AgentPart> {
     unsafe { agent.as_ref() }
 }
 
+/// What this process has in hand, if this is the thread that may use it.
+#[inline(always)]
+pub(crate) fn in_hand() -> Option<InHand> {
+    // SAFETY: null, or mapped for good before it was stored.
+    let own = unsafe { OWN.load(Ordering::Acquire).as_ref() }?;
+    if own.hand_thread.load(Ordering::Relaxed) != sys::thread_word() {
+        return None;
+    }
+    of(own)
+}
+
+/// What this process has in hand, if another thread uses it: to be called in.
+pub(crate) fn in_other_hand() -> Option<InHand> {
+    // SAFETY: as above.
+    let own = unsafe { OWN.load(Ordering::Acquire).as_ref() }?;
+    let thread = own.hand_thread.load(Ordering::Acquire);
+    if thread == 0 || thread == sys::thread_word() {
+        return None;
+    }
+    of(own)
+}
+
+#[inline(always)]
+fn of(own: &'static Own) -> Option<InHand> {
+    // SAFETY: null, or the hand of this process's slot, mapped for good.
+    let hand = unsafe { own.hand.load(Ordering::Relaxed).as_ref() }?;
+    Some(InHand { hand, front: &own.front })
+}
+
+/// Counts a charge that went to the job's counters; the first thread that makes many gets the hand.
+pub(crate) fn want_hand() {
+    // SAFETY: null, or mapped for good before it was stored.
+    let Some(own) = (unsafe { OWN.load(Ordering::Acquire).as_ref() }) else { return };
+    if own.hand_thread.load(Ordering::Relaxed) != 0
+        || own.charges.fetch_add(1, Ordering::Relaxed) != CHARGES_BEFORE_HAND
+    {
+        return;
+    }
+    let slot = control().and_then(|control| control.mine());
+    if let (Some(slot), true) = (slot, sys::join_barriers()) {
+        own.hand.store(core::ptr::from_ref(slot.hand()).cast_mut(), Ordering::Relaxed);
+        own.hand_thread.store(sys::thread_word(), Ordering::Release);
+    }
+}
+
 /// Whether this process (not the one it was forked from) has a slot.
 pub(crate) fn is_registered() -> bool {
     let own = OWN.load(Ordering::Acquire);
     // SAFETY: mapped for good before it was stored.
-    !own.is_null() && unsafe { &*own }.load(Ordering::Acquire) != 0
+    !own.is_null() && unsafe { &*own }.slot.load(Ordering::Acquire) != 0
 }
 
 /// The fixed settings, or the defaults where there is no control block.
@@ -89,7 +162,7 @@ fn register() -> Option<Control> {
     };
     let mut own = OWN.load(Ordering::Acquire);
     if own.is_null() {
-        let fresh = sys::map_wiped_on_fork(4096).cast::<AtomicUsize>();
+        let fresh = sys::map_wiped_on_fork(4096).cast::<Own>();
         if fresh.is_null() {
             return None;
         }
@@ -99,8 +172,8 @@ fn register() -> Option<Control> {
             Err(other) => other,
         };
     }
-    // SAFETY: mapped for good, and a page holds more than two words.
-    let (taken, claiming) = unsafe { (&*own, &*own.add(1)) };
+    // SAFETY: mapped for good, and a page is enough for it.
+    let Own { slot: taken, claiming, .. } = unsafe { &*own };
     if claiming.swap(1, Ordering::AcqRel) != 0 {
         // Another thread is at it: the slot comes in microseconds, or the job has none left.
         for _ in 0..1000 {

@@ -8,7 +8,8 @@ use muxflow_abi::cuda::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use muxflow_abi::cuda::{CUresult, CUuuid};
 
 use crate::map::Map;
-use crate::{pool, process, sys};
+use crate::process::InHand;
+use crate::{notes, pool, process, sys};
 
 /// What a handle in [`HELD`] is: kept in the key's top byte, so that handles and addresses of
 /// different kinds cannot meet.
@@ -39,8 +40,10 @@ pub(crate) enum Kind {
     Context = 15,
 }
 
-/// Everything that this process holds.
+/// Everything that this process holds, but for the plain memory in [`notes`].
 pub(crate) static HELD: Map = Map::new();
+/// Freed memory that a process may keep in hand, to allocate again without a locked instruction.
+const HAND_BYTES: u64 = 1 << 20;
 
 /// The driver hands out memory in pieces of this size at least.
 const GRAIN: u64 = 512;
@@ -58,8 +61,26 @@ pub(crate) const fn key(kind: Kind, handle: u64) -> u64 {
 /// `CUDA_ERROR_OUT_OF_MEMORY`, never anything else: over quota, or no control block to allow it.
 #[inline]
 pub(crate) fn charge(device: usize, bytes: u64) -> Result<u64, CUresult> {
+    charge_from(process::in_hand(), device, bytes)
+}
+
+#[inline(always)]
+fn charge_from(mine: Option<InHand>, device: usize, bytes: u64) -> Result<u64, CUresult> {
     let bytes = round(bytes);
+    if let Some(mine) = mine
+        && mine.hand.take(device, bytes)
+    {
+        return Ok(bytes);
+    }
+    charge_anew(device, bytes)
+}
+
+/// Nothing in hand: asks the job's counters.
+#[cold]
+#[inline(never)]
+fn charge_anew(device: usize, bytes: u64) -> Result<u64, CUresult> {
     let Some(control) = process::control() else { return Err(CUDA_ERROR_OUT_OF_MEMORY) };
+    process::want_hand();
     let quota = control.agent.quota_bytes(device);
     if control.job.charge(device, control.slot, bytes, quota) {
         return Ok(bytes);
@@ -81,6 +102,7 @@ fn retry(device: usize, bytes: u64) -> bool {
     }
     process::reclaim_dead(control.job);
     pool::refresh_all();
+    control.job.recall(device, sys::barrier_everywhere, || sys::sleep_ns(50_000));
     for attempt in 0..TRIES {
         if control.job.charge(device, control.slot, bytes, quota) {
             return true;
@@ -117,6 +139,22 @@ pub(crate) fn count_refusal() {
 /// Gives back what was charged.
 #[inline]
 pub(crate) fn uncharge(device: usize, bytes: u64) {
+    uncharge_to(process::in_hand(), device, bytes);
+}
+
+#[inline(always)]
+fn uncharge_to(mine: Option<InHand>, device: usize, bytes: u64) {
+    if let Some(mine) = mine
+        && mine.hand.give(device, bytes, HAND_BYTES)
+    {
+        return;
+    }
+    uncharge_at_once(device, bytes);
+}
+
+#[cold]
+#[inline(never)]
+fn uncharge_at_once(device: usize, bytes: u64) {
     if let Some(control) = process::control() {
         control.job.uncharge(device, control.slot, bytes);
     }
@@ -124,19 +162,44 @@ pub(crate) fn uncharge(device: usize, bytes: u64) {
 
 /// Notes that a handle holds charged bytes.
 pub(crate) fn hold(kind: Kind, handle: u64, device: usize, bytes: u64) {
+    hold_from(process::in_hand(), kind, handle, device, bytes);
+}
+
+#[inline(always)]
+fn hold_from(mine: Option<InHand>, kind: Kind, handle: u64, device: usize, bytes: u64) {
+    if kind == Kind::Memory && notes::put(mine, handle, device, bytes) {
+        return;
+    }
     HELD.insert(key(kind, handle), pack(device, bytes));
 }
 
 /// Whether a handle holds anything.
 pub(crate) fn holds(kind: Kind, handle: u64) -> bool {
-    HELD.get(key(kind, handle)).is_some()
+    device_of(kind, handle).is_some()
 }
 
 /// Gives back what a handle held.
 pub(crate) fn let_go(kind: Kind, handle: u64) {
-    if let Some(value) = HELD.remove(key(kind, handle)) {
-        let (device, bytes) = unpack(value);
+    if let Some((device, bytes)) = take_note(process::in_hand(), kind, handle) {
         uncharge(device, bytes);
+    }
+}
+
+#[inline(always)]
+fn take_note(mine: Option<InHand>, kind: Kind, handle: u64) -> Option<(usize, u64)> {
+    if kind == Kind::Memory
+        && let Some(noted) = notes::take(mine, handle)
+    {
+        return Some(noted);
+    }
+    HELD.remove(key(kind, handle)).map(unpack)
+}
+
+/// The driver kept what it was to free: so do we.
+#[cold]
+fn put_back(kind: Kind, handle: u64, device: usize, bytes: u64) {
+    if kind != Kind::Memory || !notes::put_back(handle, device, bytes) {
+        HELD.insert(key(kind, handle), pack(device, bytes));
     }
 }
 
@@ -149,13 +212,14 @@ pub(crate) fn allocate(
     call: impl FnOnce() -> CUresult,
     handle: impl FnOnce() -> u64,
 ) -> CUresult {
-    let bytes = match charge(device, bytes) {
+    let mine = process::in_hand();
+    let bytes = match charge_from(mine, device, bytes) {
         Ok(bytes) => bytes,
         Err(refused) => return refused,
     };
     let result = call();
     if result == CUDA_SUCCESS {
-        hold(kind, handle(), device, bytes);
+        hold_from(mine, kind, handle(), device, bytes);
     } else {
         uncharge(device, bytes);
     }
@@ -177,15 +241,15 @@ pub(crate) fn free_or(
     call: impl FnOnce() -> CUresult,
     held: &mut bool,
 ) -> CUresult {
-    let note = HELD.remove(key(kind, handle));
+    let mine = process::in_hand();
+    let note = take_note(mine, kind, handle);
     let result = call();
-    if let Some(value) = note {
+    if let Some((device, bytes)) = note {
         *held = true;
         if result == CUDA_SUCCESS {
-            let (device, bytes) = unpack(value);
-            uncharge(device, bytes);
+            uncharge_to(mine, device, bytes);
         } else {
-            HELD.insert(key(kind, handle), value);
+            put_back(kind, handle, device, bytes);
         }
     }
     result
@@ -193,6 +257,7 @@ pub(crate) fn free_or(
 
 /// Gives back everything of some kinds that lies on a device: its context is gone.
 pub(crate) fn forget_device(device: usize) {
+    notes::drain(device, |bytes| uncharge(device, bytes));
     HELD.drain(
         |key, value| {
             let kind = key >> 56;
@@ -279,5 +344,10 @@ fn find_place(device: i32, ordinal: usize) -> usize {
 
 /// The device on which a handle holds something.
 pub(crate) fn device_of(kind: Kind, handle: u64) -> Option<usize> {
+    if kind == Kind::Memory
+        && let Some((device, _)) = notes::get(handle)
+    {
+        return Some(device);
+    }
     HELD.get(key(kind, handle)).map(|value| unpack(value).0)
 }

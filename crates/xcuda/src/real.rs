@@ -31,6 +31,12 @@ pub(crate) fn function(index: usize) -> *const c_void {
     if known.is_null() { find(index) } else { known }
 }
 
+/// The driver's function, if it was looked up before.
+#[inline(always)]
+pub(crate) fn known(index: usize) -> *const c_void {
+    REAL.get(index).map_or(core::ptr::null(), |cell| cell.load(Ordering::Acquire).cast_const())
+}
+
 #[cold]
 fn find(index: usize) -> *const c_void {
     let driver = handle();

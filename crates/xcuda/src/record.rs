@@ -42,6 +42,10 @@ pub(crate) struct Record {
     pub(crate) credit: AtomicI64,
     /// Launches counted, without those since `granted` was set.
     pub(crate) launched: AtomicU64,
+    /// When a mark was last seen to be reached, zero when the pipe was empty since, and how many
+    /// launches had ended then.
+    pub(crate) seen_ns: AtomicU64,
+    pub(crate) seen_done: AtomicU32,
     /// The context generation that the entries are of.
     pub(crate) epoch: AtomicU32,
     /// The thread; zero: free.
@@ -177,6 +181,7 @@ fn take(record: &Record, tid: u32) -> bool {
     record.credit.store(0, Ordering::Relaxed);
     record.launched.store(0, Ordering::Relaxed);
     record.stream.store(0, Ordering::Relaxed);
+    record.seen_ns.store(0, Ordering::Relaxed);
     true
 }
 

@@ -117,6 +117,36 @@ pub(crate) fn map_wiped_on_fork(bytes: usize) -> *mut u8 {
     base
 }
 
+/// Lets this process take part in [`barrier_everywhere`]; says whether it does.
+pub(crate) fn join_barriers() -> bool {
+    const REGISTER_GLOBAL_EXPEDITED: usize = 1 << 2;
+    // SAFETY: changes nothing but what barriers reach.
+    unsafe { syscall(libc::SYS_membarrier, [REGISTER_GLOBAL_EXPEDITED, 0, 0, 0, 0, 0]) == 0 }
+}
+
+/// A full memory barrier on every processor that runs a process which has joined; says whether it
+/// was made.
+pub(crate) fn barrier_everywhere() -> bool {
+    const GLOBAL_EXPEDITED: usize = 1 << 1;
+    // SAFETY: a barrier.
+    unsafe { syscall(libc::SYS_membarrier, [GLOBAL_EXPEDITED, 0, 0, 0, 0, 0]) == 0 }
+}
+
+/// What tells this thread from all others that live: the address of its control block.
+#[inline(always)]
+pub(crate) fn thread_word() -> usize {
+    let word: usize;
+    // SAFETY: the first word at fs is its own address, by the ABI of thread-local storage.
+    unsafe {
+        core::arch::asm!(
+            "mov {word}, qword ptr fs:[0]",
+            word = out(reg) word,
+            options(nostack, readonly, preserves_flags),
+        );
+    }
+    word
+}
+
 /// A line of text on the stack.
 pub(crate) struct Line {
     bytes: [u8; 512],

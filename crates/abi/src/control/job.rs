@@ -7,8 +7,14 @@
 //! A process killed at any instruction leaves only its own cells, and they count until somebody sees
 //! that the owner is dead and clears them. Clearing is idempotent, and is itself owned: a reclaimer that
 //! dies leaves its name and is cleared by the next.
+//!
+//! **What is in hand.** Freed memory may stay charged and be noted in the slot's `hand`, from which one
+//! thread of the process allocates again without a locked instruction (see [`hand`]). It is not held: all
+//! sums that are shown leave it out, and whoever finds no room takes it back first.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::hand::Hand;
 
 use super::rhythm::BUCKETS;
 use super::{DEVICES, Header, Invalid, JOB_MAGIC, SLOTS};
@@ -90,7 +96,8 @@ pub struct Slot {
     pub first_launch_ns: AtomicU64,
     /// Highest sum of charges of this process.
     pub peak_bytes: AtomicU64,
-    spare: [AtomicU64; 20],
+    hand: Hand,
+    spare: [AtomicU64; 2],
     /// Launches by hash of the kernel; see [`super::rhythm`].
     pub rhythm: [AtomicU32; BUCKETS],
 }
@@ -102,7 +109,14 @@ impl Slot {
         self.acknowledged.store(command_word, Ordering::Release);
     }
 
+    /// What this process may take again without asking.
+    #[inline]
+    pub fn hand(&self) -> &Hand {
+        &self.hand
+    }
+
     fn clear(&self) {
+        self.hand.clear();
         let words = [
             &self.pid_namespace,
             &self.launches,
@@ -238,10 +252,10 @@ impl JobPart {
         if mine.is_some() {
             self.retire(&self.counters_of(index, owner));
         }
-        slot.clear();
         for device in &self.charged {
             device[index].store(0, Ordering::Relaxed);
         }
+        slot.clear();
         slot.pid_namespace.store(pid_namespace, Ordering::Relaxed);
         slot.owner.store(word, Ordering::Release);
         Some(index)
@@ -253,6 +267,7 @@ impl JobPart {
             for device in &self.charged {
                 device[index].store(0, Ordering::Relaxed);
             }
+            slot.hand.clear();
             slot.owner.store(0, Ordering::Release);
         }
     }
@@ -334,7 +349,7 @@ impl JobPart {
             return false;
         }
         cells[slot].fetch_add(bytes, Ordering::SeqCst);
-        if self.charged_bytes(device) <= quota_bytes {
+        if self.taken_bytes(device) <= quota_bytes {
             return true;
         }
         self.uncharge(device, slot, bytes);
@@ -359,8 +374,17 @@ impl JobPart {
     }
 
     /// What all processes of the job hold on a device. Garbage cannot overflow it.
-    #[inline]
     pub fn charged_bytes(&self, device: usize) -> u64 {
+        if device >= DEVICES {
+            return u64::MAX;
+        }
+        let held = (0..self.used()).map(|slot| self.slot_bytes(device, slot));
+        held.fold(0, u64::saturating_add)
+    }
+
+    /// What they hold and what they have in hand.
+    #[inline]
+    fn taken_bytes(&self, device: usize) -> u64 {
         let Some(cells) = self.charged.get(device) else { return u64::MAX };
         let used = self.used();
         cells[..used].iter().fold(0, |sum, cell| sum.saturating_add(cell.load(Ordering::SeqCst)))
@@ -369,7 +393,40 @@ impl JobPart {
     /// What one slot holds on a device.
     pub fn slot_bytes(&self, device: usize, slot: usize) -> u64 {
         let cell = self.charged.get(device).and_then(|cells| cells.get(slot));
-        cell.map_or(0, |cell| cell.load(Ordering::SeqCst))
+        let (Some(cell), Some(owned)) = (cell, self.slots.get(slot)) else { return 0 };
+        cell.load(Ordering::SeqCst).saturating_sub(owned.hand.bytes(device))
+    }
+
+    /// Takes back what all processes have in hand on a device; says whether there was anything.
+    /// `barrier` makes every thread of every process of the job see what was written before it, and
+    /// says whether it could; `pause` lets a little time pass.
+    pub fn recall(
+        &self,
+        device: usize,
+        barrier: impl FnOnce() -> bool,
+        mut pause: impl FnMut(),
+    ) -> bool {
+        let used = self.used();
+        let asked = |slot: usize| self.slots[slot].hand.bytes(device) > 0;
+        let mut called = [false; SLOTS];
+        for (slot, called) in called[..used].iter_mut().enumerate() {
+            *called = asked(slot);
+            if *called {
+                self.slots[slot].hand.call();
+            }
+        }
+        if !called.contains(&true) {
+            return false;
+        }
+        let seen = barrier();
+        for slot in (0..used).filter(|slot| called[*slot]) {
+            let hand = &self.slots[slot].hand;
+            if seen && hand.is_left(&mut pause) {
+                self.uncharge(device, slot, hand.empty(device));
+            }
+            hand.let_go();
+        }
+        seen
     }
 
     #[inline]
@@ -403,8 +460,8 @@ impl JobPart {
             *copy = bucket.load(Ordering::Relaxed);
         }
         let mut charged_bytes = [0; DEVICES];
-        for (copy, device) in charged_bytes.iter_mut().zip(&self.charged) {
-            *copy = device[index].load(Ordering::Relaxed);
+        for (device, copy) in charged_bytes.iter_mut().enumerate() {
+            *copy = self.slot_bytes(device, index);
         }
         Counters {
             slot: index,

@@ -1,5 +1,6 @@
 //! Measures what the interposer costs, against a stub driver that returns at once, and how fast the
-//! gate closes. Prints the table of docs/benchmarks.md.
+//! gate closes. Prints the tables of docs/benchmarks.md, or those that are named: `overhead`,
+//! `start-up`, `reaction`.
 
 #![expect(clippy::print_stdout, reason = "a program whose output is its table")]
 
@@ -15,9 +16,14 @@ use muxflow_e2e::{Job, block, client, stub_driver};
 const ROUNDS: usize = 5;
 
 fn main() {
-    overhead();
-    start_up();
-    reaction();
+    let named: Vec<String> = std::env::args().skip(1).collect();
+    let parts: [(&str, fn()); 3] =
+        [("overhead", overhead), ("start-up", start_up), ("reaction", reaction)];
+    for (name, part) in parts {
+        if named.is_empty() || named.iter().any(|wanted| wanted == name) {
+            part();
+        }
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
