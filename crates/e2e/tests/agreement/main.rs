@@ -1,0 +1,120 @@
+//! One scenario, run with real processes on emulated GPUs and run in the simulator: both must tell
+//! the same story of latency, offline throughput, utilisation and SM activity.
+//!
+//! A service and a job share a T4. First the launch gate holds the load at its set point, then traffic
+//! bursts, health reads it off the latency, and the job is evicted. All figures are device time, from
+//! events and from the device's own counters, so that a busy machine does not show in them. Five runs
+//! go side by side on GPUs of their own; their medians count. A sixth has a gate that lets everything
+//! through: its story must be another.
+
+#![expect(clippy::unwrap_used, reason = "a failed test says where")]
+
+mod emulated;
+mod simulated;
+
+use simulated::Arrivals;
+
+/// How far the two may be apart.
+const TOLERANCE: f64 = 0.05;
+const RUNS: usize = 5;
+
+/// The scenario, in device seconds.
+pub(crate) mod plan {
+    /// Requests per second before and after the burst begins.
+    pub(crate) const CALM_PER_S: f64 = 25.0;
+    pub(crate) const BURST_PER_S: f64 = 150.0;
+    pub(crate) const BURST_AT_S: f64 = 16.0;
+    pub(crate) const END_S: f64 = 26.0;
+    /// Where it is settled: beside the job, and after it has left.
+    pub(crate) const SHARED: (f64, f64) = (6.0, 16.0);
+    pub(crate) const ALONE: (f64, f64) = (19.0, 26.0);
+    /// The job's part of the SMs.
+    pub(crate) const SHARE_PCT: u32 = 90;
+    pub(crate) const JOB: &str = "vgg16-train";
+    /// Kernels of one iteration of the job and of one request.
+    pub(crate) const JOB_KERNELS: u32 = 340;
+    pub(crate) const REQUEST_KERNELS: u32 = 4;
+    pub(crate) const SLO_MS: f64 = 18.0;
+}
+
+/// What a part of a run came to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Story {
+    pub(crate) latency_ms: f64,
+    /// Iterations of the job per second.
+    pub(crate) offline_per_s: f64,
+    pub(crate) utilisation: f64,
+    pub(crate) sm_activity: f64,
+}
+
+/// A whole run: beside the job, after it has left, and how often it was evicted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Run {
+    pub(crate) shared: Story,
+    pub(crate) alone: Story,
+    pub(crate) evictions: u64,
+    pub(crate) evicted_at_s: f64,
+}
+
+impl Run {
+    fn figures(&self) -> [(&'static str, f64); 7] {
+        [
+            ("latency beside the job, ms", self.shared.latency_ms),
+            ("iterations of the job, 1/s", self.shared.offline_per_s),
+            ("utilisation beside the job", self.shared.utilisation),
+            ("SM activity beside the job", self.shared.sm_activity),
+            ("latency in the burst, ms", self.alone.latency_ms),
+            ("utilisation in the burst", self.alone.utilisation),
+            ("SM activity in the burst", self.alone.sm_activity),
+        ]
+    }
+}
+
+/// The figures in which a run is further from the simulator than allowed.
+fn apart(said: &Run, seen: [(&'static str, f64); 7]) -> Vec<String> {
+    let far = said.figures().into_iter().zip(seen).filter_map(|((what, said), (_, seen))| {
+        let off = seen / said - 1.0;
+        (off.abs() > TOLERANCE).then(|| format!("{what}: {seen:.4}, simulated {said:.4}"))
+    });
+    far.collect()
+}
+
+fn medians(runs: &[Run]) -> [(&'static str, f64); 7] {
+    let mut medians = runs[0].figures();
+    for (at, (_, median)) in medians.iter_mut().enumerate() {
+        let mut values: Vec<f64> = runs.iter().map(|run| run.figures()[at].1).collect();
+        values.sort_by(f64::total_cmp);
+        *median = values[values.len() / 2];
+    }
+    medians
+}
+
+#[test]
+fn real_processes_and_the_simulator_tell_the_same_story() {
+    let said = simulated::run();
+    let arrivals: Vec<Arrivals> = (0..RUNS as u64 + 1).map(Arrivals::typical).collect();
+    let mut runs = emulated::run(&arrivals, RUNS);
+    let ungated = runs.pop().unwrap();
+    let medians = medians(&runs);
+    for ((what, said), (_, seen)) in said.figures().into_iter().zip(medians) {
+        let off_pct = (seen / said - 1.0) * 100.0;
+        println!(
+            "MEASURED {what}: simulated {said:.4}, median of {RUNS} runs {seen:.4} ({off_pct:+.1} %)"
+        );
+    }
+    println!("simulated {said:?}");
+    for run in &runs {
+        println!("emulated  {run:?}");
+    }
+    println!("ungated   {ungated:?}");
+    let far = apart(&said, medians);
+    assert!(far.is_empty(), "{far:#?}");
+    assert_eq!(said.evictions, 1);
+    for run in &runs {
+        assert_eq!(run.evictions, 1, "{run:?}");
+        let after_s = run.evicted_at_s - plan::BURST_AT_S;
+        assert!((0.0..plan::ALONE.0 - plan::BURST_AT_S).contains(&after_s), "{run:?}");
+    }
+    // Without the gate the same comparison must fail, or it would show nothing.
+    assert!(!apart(&said, ungated.figures()).is_empty(), "{ungated:?}");
+}
