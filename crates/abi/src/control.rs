@@ -12,6 +12,7 @@ pub mod agent;
 pub mod hand;
 pub mod job;
 pub mod rhythm;
+mod slot;
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};

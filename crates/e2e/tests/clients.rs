@@ -157,6 +157,16 @@ fn python_client(name: &str) {
 }
 
 #[test]
+fn cudarc() {
+    // Cargo builds the examples of a package with its tests, but tells no test where they are.
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "-p", "muxflow-e2e", "--example", "cudarc_client"]);
+    build::must(build.current_dir(workspace()));
+    let client = build::target().join("debug/examples/cudarc_client");
+    whole(&[client.to_str().expect("a path")]);
+}
+
+#[test]
 fn cuda_bindings_with_nvrtc() {
     python_client("bindings");
 }

@@ -115,6 +115,11 @@ pub(crate) fn is_device(address: u64) -> bool {
     look(address, Range::is_device).unwrap_or(false)
 }
 
+/// Whether an address is in memory that the program has not made known.
+pub(crate) fn is_pageable(address: u64) -> bool {
+    look(address, |_| ()).is_none()
+}
+
 /// That a device range holds all of this; host addresses pass, as the caller answers for them.
 pub(crate) fn check(address: u64, bytes: usize) -> Answer {
     if bytes == 0 {

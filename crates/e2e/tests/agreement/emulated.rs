@@ -29,8 +29,6 @@ use muxflow_types::{
 use crate::simulated::{Arrivals, service};
 use crate::{Run, Story, plan};
 
-/// Device seconds per second: slower than real, so that what the machine adds weighs less.
-const FACTOR: f64 = 0.5;
 /// From when all processes are up to the start of the scenario.
 const SOON_NS: u64 = 1_000_000_000;
 
@@ -40,12 +38,12 @@ fn now_ns() -> u64 {
 
 /// Runs one scenario per sequence of arrivals, each on a GPU of its own. From `broken` on, the gate
 /// lets everything through.
-pub(crate) fn run(arrivals: &[Arrivals], broken: usize) -> Vec<Run> {
+pub(crate) fn run(arrivals: &[Arrivals], broken: usize, factor: f64) -> Vec<Run> {
     let built = built();
     let home = tempfile::Builder::new().prefix("mxa").tempdir().unwrap();
     let node = start(&Plan {
         gpus: parse_gpus(&format!("t4x{}", arrivals.len())).unwrap(),
-        time_factor: FACTOR,
+        time_factor: factor,
         seed: 1,
         directory: Some(home.path().join("node")),
         built,
@@ -70,7 +68,7 @@ pub(crate) fn run(arrivals: &[Arrivals], broken: usize) -> Vec<Run> {
             .map(|(gpu, arrivals)| {
                 let home = home.path().join(format!("run{gpu}"));
                 let pipe = pipe.clone();
-                let place = Place { node: &node, gpu, home, pipe, all_up, epoch_ns };
+                let place = Place { node: &node, gpu, home, pipe, all_up, epoch_ns, factor };
                 scope.spawn(move || place.run(arrivals, gpu < broken))
             })
             .collect();
@@ -99,6 +97,8 @@ struct Place<'a> {
     pipe: PathBuf,
     all_up: &'a Barrier,
     epoch_ns: &'a OnceLock<u64>,
+    /// Device seconds per second.
+    factor: f64,
 }
 
 /// Lines of a process, read as they come: its words that are numbers.
@@ -191,7 +191,7 @@ impl Place<'_> {
         job: Option<&ActiveJob>,
     ) -> Child {
         let mut command = Command::new(client("paced", &[]));
-        command.arg(mode).arg(FACTOR.to_string());
+        command.arg(mode).arg(self.factor.to_string());
         command.arg(kernel).args([count.to_string(), last.to_owned()]);
         command.envs(self.node.environment());
         command.env("CUDA_MPS_PIPE_DIRECTORY", &self.pipe);
@@ -225,10 +225,10 @@ impl Place<'_> {
             let after = now_ns();
             if after - before < 200_000 {
                 let left_ns = epoch_ns as f64 - (before + after) as f64 / 2.0;
-                break stats.time_ns as f64 + left_ns * FACTOR;
+                break stats.time_ns as f64 + left_ns * self.factor;
             }
         };
-        let mut laws = ControlLoop::new(params(gated), micros(&stats()));
+        let mut laws = ControlLoop::new(params(gated, self.factor), micros(&stats()));
         let mut seen = Published {
             sample: None,
             count: 0,
@@ -236,6 +236,7 @@ impl Place<'_> {
             failure: None,
             failures: 0,
             processes: None,
+            recovery: None,
             took: Micros::ZERO,
         };
         let mut readings: Vec<Reading> = Vec::new();
@@ -268,7 +269,7 @@ impl Place<'_> {
     }
 }
 
-fn params(gated: bool) -> ControlParams {
+fn params(gated: bool, factor: f64) -> ControlParams {
     ControlParams {
         laws: laws_of(&GpuType::new("T4").unwrap()).unwrap(),
         health: Default::default(),
@@ -279,7 +280,7 @@ fn params(gated: bool) -> ControlParams {
         quota: Default::default(),
         slo: Micros::from_secs_f64(plan::SLO_MS / 1e3).ok(),
         // The interposer measures kernels by the host's clock.
-        queue_for: Micros::from_secs_f64(0.01 / FACTOR).unwrap(),
+        queue_for: Micros::from_secs_f64(0.01 / factor).unwrap(),
         tick: Duration::from_millis(10),
         defences: Defences { gate: gated, ..Defences::default() },
     }

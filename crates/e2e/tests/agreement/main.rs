@@ -89,32 +89,40 @@ fn medians(runs: &[Run]) -> [(&'static str, f64); 7] {
     medians
 }
 
+/// What is wrong with five runs: figures that are apart, evictions that did not happen in time.
+fn wrong(said: &Run, runs: &[Run]) -> Vec<String> {
+    let mut wrong = apart(said, medians(runs));
+    let in_time = |run: &Run| {
+        let after_s = run.evicted_at_s - plan::BURST_AT_S;
+        run.evictions == 1 && (0.0..plan::ALONE.0 - plan::BURST_AT_S).contains(&after_s)
+    };
+    wrong.extend(runs.iter().filter(|run| !in_time(run)).map(|run| format!("{run:?}")));
+    wrong
+}
+
 #[test]
 fn real_processes_and_the_simulator_tell_the_same_story() {
     let said = simulated::run();
-    let arrivals: Vec<Arrivals> = (0..RUNS as u64 + 1).map(Arrivals::typical).collect();
-    let mut runs = emulated::run(&arrivals, RUNS);
-    let ungated = runs.pop().unwrap();
-    let medians = medians(&runs);
-    for ((what, said), (_, seen)) in said.figures().into_iter().zip(medians) {
-        let off_pct = (seen / said - 1.0) * 100.0;
-        println!(
-            "MEASURED {what}: simulated {said:.4}, median of {RUNS} runs {seen:.4} ({off_pct:+.1} %)"
-        );
-    }
-    println!("simulated {said:?}");
-    for run in &runs {
-        println!("emulated  {run:?}");
-    }
-    println!("ungated   {ungated:?}");
-    let far = apart(&said, medians);
-    assert!(far.is_empty(), "{far:#?}");
     assert_eq!(said.evictions, 1);
-    for run in &runs {
-        assert_eq!(run.evictions, 1, "{run:?}");
-        let after_s = run.evicted_at_s - plan::BURST_AT_S;
-        assert!((0.0..plan::ALONE.0 - plan::BURST_AT_S).contains(&after_s), "{run:?}");
+    let arrivals: Vec<Arrivals> = (0..RUNS as u64 + 1).map(Arrivals::typical).collect();
+    let mut last = Vec::new();
+    // Device time passes slower than the machine's, so that what the machine is late weighs less; a
+    // busy machine needs it slower still.
+    for factor in [0.5, 0.25, 0.125] {
+        let mut runs = emulated::run(&arrivals, RUNS, factor);
+        let ungated = runs.pop().unwrap();
+        println!("at {factor} device seconds per second:");
+        for ((what, said), (_, seen)) in said.figures().into_iter().zip(medians(&runs)) {
+            let off_pct = (seen / said - 1.0) * 100.0;
+            println!("MEASURED {what}: simulated {said:.4}, seen {seen:.4} ({off_pct:+.1} %)");
+        }
+        last = wrong(&said, &runs);
+        if last.is_empty() {
+            // Without the gate the same comparison must fail, or it would show nothing.
+            assert!(!apart(&said, ungated.figures()).is_empty(), "{ungated:?}");
+            return;
+        }
+        println!("{last:#?}");
     }
-    // Without the gate the same comparison must fail, or it would show nothing.
-    assert!(!apart(&said, ungated.figures()).is_empty(), "{ungated:?}");
+    panic!("the stories differ: {last:#?}");
 }

@@ -12,9 +12,20 @@ use crate::memory;
 use crate::stream::{self, Default, Stream};
 use crate::work::{Copy, Work};
 
-/// Puts a copy into a stream.
+/// Puts a copy into a stream. With memory that the driver does not know it is not asynchronous, as
+/// with the real one: to such memory it is waited for, from such memory it has been read on return.
 fn later(copy: Copy, handle: Handle<Stream>, which: Default) -> Answer {
-    submit(copy, handle, which).map(drop)
+    let (stream, seq) = submit(copy, handle, which)?;
+    if seq == 0 {
+        return Ok(());
+    }
+    if memory::is_pageable(copy.to) {
+        return stream.wait(seq);
+    }
+    if memory::is_pageable(copy.from) {
+        stream::wait_performed(stream, seq);
+    }
+    Ok(())
 }
 
 fn submit(copy: Copy, handle: Handle<Stream>, which: Default) -> Answer<(&'static Stream, u64)> {
