@@ -95,13 +95,16 @@ static void check(void) {
     CHECK(cuMemcpyDtoH_v2, &got, counter, (size_t)4); EXPECT(got == 7 && bytes == 4);
     /* A host function is in order with the copies around it. */
     void *s1, *s2, *event; CHECK(cuStreamCreate, &s1, 1); CHECK(cuStreamCreate, &s2, 1); CHECK(cuEventCreate, &event, 0);
-    int staged = 0, seen = 0;
-    CHECK(cuLaunchHostFunc, s1, host_function, &staged);
-    CHECK(cuMemcpyHtoDAsync_v2, out, &staged, (size_t)4, s1);
+    int *pinned; CHECK(cuMemHostAlloc, &pinned, (size_t)64, 0); pinned[0] = pinned[1] = 0;
+    CHECK(cuLaunchHostFunc, s1, host_function, &pinned[0]);
+    CHECK(cuMemcpyHtoDAsync_v2, out, &pinned[0], (size_t)4, s1);
     CHECK(cuEventRecord, event, s1); CHECK(cuStreamWaitEvent, s2, event, 0);
-    CHECK(cuMemcpyDtoHAsync_v2, &seen, out, (size_t)4, s2);
+    CHECK(cuMemcpyDtoHAsync_v2, &pinned[1], out, (size_t)4, s2);
     EXPECT(CALL(cuStreamQuery, s2) == 600);
-    CHECK(cuStreamSynchronize, s2); EXPECT(seen == 42);
+    CHECK(cuStreamSynchronize, s2); EXPECT(pinned[1] == 42);
+    /* To memory that the driver does not know a copy is waited for. */
+    int seen = 0; CHECK(cuMemcpyDtoHAsync_v2, &seen, out, (size_t)4, s2); EXPECT(seen == 42);
+    CHECK(cuMemFreeHost, pinned);
     /* Times of events are device times. */
     void *work, *e1, *e2; CHECK(cuModuleGetFunction, &work, module, "work_muxflow_us1000_f40_o50_i60_b30");
     CHECK(cuEventCreate, &e1, 0); CHECK(cuEventCreate, &e2, 0);
