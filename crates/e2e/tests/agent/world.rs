@@ -331,22 +331,27 @@ impl World {
 
     pub(crate) fn end(mut self) {
         let agent = self.agent.take().unwrap();
-        agent.order(&self.gpu, Order::StopOnline).unwrap();
+        self.leave(agent);
+        self.clean_up();
+    }
+
+    /// Stops everything: the service, the agent, and MPS, which outlives the agent by design.
+    fn leave(&self, agent: Agent) {
+        drop(agent.order(&self.gpu, Order::StopOnline));
         let deadline = Instant::now() + LONG;
-        while agent.status(&self.gpu).unwrap().online.is_some() && Instant::now() < deadline {
+        let serves = || agent.status(&self.gpu).is_some_and(|status| status.online.is_some());
+        while serves() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
         }
         agent.shutdown();
-        for entry in fs::read_dir(self.run.join("mps")).unwrap().flatten() {
-            // MPS outlives the agent by design; the test ends it.
-            let pipe = entry.path().join("pipe");
+        let daemons = fs::read_dir(self.run.join("mps")).into_iter().flatten().flatten();
+        for daemon in daemons {
             let quit = Command::new("sh")
                 .args(["-c", "echo quit | nvidia-cuda-mps-control"])
-                .env("CUDA_MPS_PIPE_DIRECTORY", pipe)
+                .env("CUDA_MPS_PIPE_DIRECTORY", daemon.path().join("pipe"))
                 .status();
-            assert!(quit.is_ok());
+            drop(quit);
         }
-        self.clean_up();
     }
 
     /// Nothing of a test is left behind: no files, no control groups.
@@ -366,6 +371,17 @@ impl World {
             std::thread::sleep(Duration::from_millis(20));
         }
         drop(self.dir.take());
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // A test that failed leaves nothing running either.
+        if let Some(agent) = self.agent.take() {
+            self.leave(agent);
+            drop(fs::remove_dir_all(&self.run));
+            Cgroups::detect(&self.cgroup_parent).remove_empty();
+        }
     }
 }
 
