@@ -42,6 +42,12 @@ impl ModelKind {
         ModelKind::Trees,
     ];
 
+    /// Whether all pairs of a large cluster can be asked in time. Trees must be walked for each pair,
+    /// some hundred times the work of the others, so they are a reference and not a choice.
+    pub fn plans_large_clusters(self) -> bool {
+        self != ModelKind::Trees
+    }
+
     /// The name on the command line and in files.
     pub fn name(self) -> &'static str {
         match self {

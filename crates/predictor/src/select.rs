@@ -100,11 +100,9 @@ pub fn select(
         let run = |folds| cross_validate(kind, data, folds, &fit, options.threads);
         candidates.push(Candidate { kind, pairs: run(&by_pair)?, unseen: run(&by_group)? });
     }
-    let best = candidates.iter().min_by(|a, b| score(a).total_cmp(&score(b))).ok_or_else(|| {
-        PredictorError::Dataset {
-            source_name: data.origin.clone(),
-            problem: "no kind of model was tried".to_owned(),
-        }
+    let best = winner(&candidates).ok_or_else(|| PredictorError::Dataset {
+        source_name: data.origin.clone(),
+        problem: "no kind of model was tried".to_owned(),
     })?;
     let mut silent = |_| ControlFlow::Continue(());
     let (model, mut curve) =
@@ -135,6 +133,14 @@ pub fn select(
         card,
     };
     Ok(Selection { model, candidates, curve })
+}
+
+/// The least error among the kinds that the scheduler can use at any size, or, where none of those
+/// was tried, among all.
+fn winner(candidates: &[Candidate]) -> Option<&Candidate> {
+    let usable = || candidates.iter().filter(|c| c.kind.plans_large_clusters());
+    let least = |a: &&Candidate, b: &&Candidate| score(a).total_cmp(&score(b));
+    usable().min_by(least).or_else(|| candidates.iter().min_by(least))
 }
 
 fn score(candidate: &Candidate) -> f64 {

@@ -6,7 +6,8 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::Args;
 use muxflow_policy::cluster::{Memory, Parameters, Planner, lint};
-use muxflow_predictor::{ConservativeRule, Registry};
+use muxflow_predictor::Registry;
+use muxflow_predictor::model::ModelKind;
 use muxflow_types::{
     Bytes, ClusterPlan, ClusterSnapshot, GpuId, GpuSnapshot, GpuType, HealthState, JobId,
     JobSnapshot, Micros, NodeId, OnlineSnapshot, Percent, ProfileRecord, ServiceId, SmCount,
@@ -22,9 +23,13 @@ pub(crate) struct PlanBench {
     /// Threads.
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// A model file; without one the conservative rule predicts.
+    /// A model file.
     #[arg(long)]
     model: Option<std::path::PathBuf>,
+    /// Without a model file, the kind that is trained on samples of the GPU model first: hybrid (the
+    /// winner of the validation there), kernel, mlp, trees; or rule, which needs no training.
+    #[arg(long, default_value = "hybrid")]
+    kind: String,
     /// Measure only profiles that are kept per service and program, which collapse.
     #[arg(long)]
     collapsed_only: bool,
@@ -216,22 +221,23 @@ fn measure(
 /// Runs the benchmark.
 pub(crate) fn run(bench: &PlanBench) -> anyhow::Result<()> {
     let mut registry = Registry::default();
-    let predictor: &dyn SpeedPredictor = match &bench.model {
+    let mut model = match &bench.model {
         Some(path) => {
             let bytes =
                 std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-            let mut model = muxflow_predictor::file::from_bytes(&bytes)
-                .with_context(|| path.display().to_string())?;
-            model.gpu_type = GpuType::new("T4")?;
-            println!("model: {}", model.model.kind().name());
-            registry.insert(model);
-            &registry
+            muxflow_predictor::file::from_bytes(&bytes)
+                .with_context(|| path.display().to_string())?
         }
         None => {
-            println!("model: the conservative rule");
-            &ConservativeRule
+            let kind = ModelKind::parse(&bench.kind)
+                .with_context(|| format!("--kind: there is no kind `{}`", bench.kind))?;
+            super::predictor::synthetic(kind)?
         }
     };
+    model.gpu_type = GpuType::new("T4")?;
+    println!("model: {}", model.model.kind().name());
+    registry.insert(model);
+    let predictor: &dyn SpeedPredictor = &registry;
     let planner = Planner::new(Parameters { threads: bench.threads, ..Parameters::default() })?;
     let size = bench.size;
     println!(

@@ -260,7 +260,7 @@ fn network_table(bench: &PredictorBench) -> anyhow::Result<()> {
 }
 
 /// A model of each kind trained on the GPU model's samples.
-fn synthetic(kind: ModelKind) -> anyhow::Result<TrainedModel> {
+pub(super) fn synthetic(kind: ModelKind) -> anyhow::Result<TrainedModel> {
     let t4 = muxflow_gpu_model::GpuProfile::built_in("T4")?;
     let samples = muxflow_gpu_model::samples(&t4, 1_500, 1)?;
     let samples = samples
