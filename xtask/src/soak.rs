@@ -19,6 +19,9 @@ pub(crate) struct SoakArgs {
     /// Minutes of watching a GPU, in which the memory of the agent must stay flat.
     #[arg(long, default_value_t = 10)]
     minutes: u32,
+    /// kill -9 of the manager at random moments of a busy run.
+    #[arg(long, default_value_t = 200)]
+    manager_kills: u32,
     /// Leave out the 200 processes of one job under the interposer.
     #[arg(long)]
     without_chaos: bool,
@@ -40,6 +43,10 @@ pub(crate) fn run(args: &SoakArgs) -> anyhow::Result<()> {
         let test = "behaviour::watching_a_gpu_costs_little_and_memory_stays_flat";
         print_all(&measured(&[test], false, args.minutes * 60)?);
     }
+    if args.manager_kills > 0 {
+        println!("killing the manager {} times", args.manager_kills);
+        kill_manager(args.manager_kills)?;
+    }
     if !args.without_chaos {
         println!("200 processes of one job under the interposer, three times");
         crate::bench::e2e("soak")?;
@@ -51,6 +58,20 @@ fn print_all(lines: &[String]) {
     for line in lines {
         println!("  {line}");
     }
+}
+
+fn kill_manager(kills: u32) -> anyhow::Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["test", "-p", "muxflow-e2e", "--test", "manager", "kills", "--", "--nocapture"])
+        .env("MUXFLOW_MANAGER_KILLS", kills.to_string())
+        .current_dir(crate::ci::root())
+        .status()
+        .context("cannot start cargo")?;
+    if !status.success() {
+        bail!("the soak failed: {status}");
+    }
+    Ok(())
 }
 
 fn kill_clients(kills: u32) -> anyhow::Result<()> {

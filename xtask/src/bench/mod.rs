@@ -2,6 +2,7 @@
 
 mod emulated;
 mod kubernetes;
+mod manager;
 mod matching;
 mod plan;
 mod predictor;
@@ -12,6 +13,8 @@ use clap::Subcommand;
 /// What is measured.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Area {
+    /// The manager's API and plans with ten thousand jobs and a thousand GPUs.
+    Manager,
     /// Exact matching beside scipy, OR-tools and other crates.
     Matching(matching::MatchingBench),
     /// The emulated GPU: launch cost, idle cost, eight GPUs at once.
@@ -31,6 +34,7 @@ pub(crate) enum Area {
 /// Measures one area.
 pub(crate) fn run(area: Area) -> anyhow::Result<()> {
     match area {
+        Area::Manager => manager::run(),
         Area::Matching(bench) => matching::run(&bench),
         Area::Emulated(bench) => emulated::run(&bench),
         Area::Kubernetes(bench) => kubernetes::run(&bench),

@@ -1,0 +1,143 @@
+//! Ten thousand jobs and a thousand GPUs behind a fake node, over the real socket. The small form is a
+//! test; `cargo xtask bench manager` runs the large one and prints its table.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails should say where")]
+#![expect(clippy::cast_precision_loss, reason = "figures for a table")]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use muxflow_agent::launch::Exit;
+use muxflow_api::cluster::PlanView;
+use muxflow_api::jobs::{JobList, JobState, Submitted};
+use muxflow_manager::Manager;
+use muxflow_manager::client::{Client, Place};
+use muxflow_manager::http::server::{Extras, Listen, Server};
+use muxflow_manager::manager::Settings;
+use muxflow_manager::scheduler::SchedulerSettings;
+use muxflow_manager::scheduler::admit::ProfilerSettings;
+use muxflow_manager::up::Loops;
+use serde_json::json;
+use support::{FakeNode, gpu};
+
+fn resident_mib() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+    line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() >> 10
+}
+
+fn milliseconds(times: &mut [Duration], part: usize, of: usize) -> f64 {
+    times.sort_unstable();
+    times[(times.len() * part / of).min(times.len() - 1)].as_secs_f64() * 1e3
+}
+
+fn run(jobs: usize, gpus: u32) {
+    let dir = tempfile::tempdir().unwrap();
+    let before_mib = resident_mib();
+    let services = ["web", "search", "ads", "rank"];
+    let sights = (0..gpus).map(|n| gpu(n, Some(services[n as usize % 4]))).collect();
+    let node = FakeNode::new(dir.path(), sights);
+    let settings = Settings { jobs_per_user: None, ..Settings::default() };
+    let store = dir.path().join("state.db");
+    let (manager, wakes) = Manager::open(&store, Arc::clone(&node) as _, settings).unwrap();
+    let listen = Listen { socket: dir.path().join("manager.sock"), socket_mode: 0o600, tcp: None };
+    let server = Server::start(Arc::clone(&manager), &listen, Extras::default()).unwrap();
+    let client = Client::new(Place::Socket(server.socket().to_owned())).unwrap();
+
+    // Half one by one, half as arrays, while nothing is planned yet.
+    let one = |n: usize| {
+        let program = format!("/bin/train-{}", n % 40);
+        json!({"command": [program], "cwd": "/", "priority": 1 + n % 3})
+    };
+    let singles = jobs / 2;
+    let mut submits: Vec<Duration> = Vec::new();
+    let began = Instant::now();
+    for n in 0..singles {
+        let at = Instant::now();
+        let _: Submitted = client.post("/v1/jobs", &one(n)).unwrap();
+        submits.push(at.elapsed());
+    }
+    let single_rate = singles as f64 / began.elapsed().as_secs_f64();
+    let began = Instant::now();
+    let mut left = jobs - singles;
+    let mut n = 0;
+    while left > 0 {
+        let count = left.min(1000);
+        let mut array = one(n);
+        array["array"] = json!({"first": 0, "last": count - 1});
+        let _: Submitted = client.post("/v1/jobs", &array).unwrap();
+        left -= count;
+        n += 1;
+    }
+    let array_rate = (jobs - singles) as f64 / began.elapsed().as_secs_f64();
+
+    let settings = SchedulerSettings {
+        profiler: ProfilerSettings { enabled: false, ..ProfilerSettings::default() },
+        retrain_every: None,
+        ..SchedulerSettings::default()
+    };
+    let loops = Loops::start(&manager, wakes, settings, store).unwrap();
+    // Until every GPU has a job.
+    let deadline = Instant::now() + Duration::from_secs(300);
+    while node.running().len() < gpus as usize {
+        assert!(Instant::now() < deadline, "{} of {gpus} GPUs filled", node.running().len());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let plan: PlanView = client.get("/v1/plan").unwrap();
+    let mut reads: Vec<Duration> = Vec::new();
+    let paths = [
+        "/v1/jobs?limit=100",
+        "/v1/jobs/job-1",
+        "/v1/summary",
+        "/v1/gpus/0",
+        "/v1/events?limit=100",
+    ];
+    // Meanwhile jobs end, so that plans are made and rows are written.
+    let running: Vec<_> = node.running().into_keys().collect();
+    for round in 0..40 {
+        for id in running.iter().skip(round * 2).take(2) {
+            let exit = Exit { code: Some(0), ..Exit::unknown() };
+            node.end(id, exit, None);
+        }
+        for path in paths {
+            let at = Instant::now();
+            let _: serde_json::Value = client.get(path).unwrap();
+            reads.push(at.elapsed());
+        }
+    }
+    let page: JobList = client.get("/v1/jobs?state=running&limit=1").unwrap();
+    assert_eq!(page.items[0].state, JobState::Running);
+    loops.stop();
+    println!("BENCH | jobs × GPUs | {jobs} × {gpus} |");
+    println!("BENCH | submissions per second, one job each, one caller | {single_rate:.0} |");
+    println!(
+        "BENCH | such a submission, p50 / p99 | {:.1} / {:.1} ms |",
+        milliseconds(&mut submits, 50, 100),
+        milliseconds(&mut submits, 99, 100)
+    );
+    println!("BENCH | jobs per second, in arrays of 1,000 | {array_rate:.0} |");
+    println!(
+        "BENCH | reading requests while plans are made, p50 / p99 | {:.1} / {:.1} ms |",
+        milliseconds(&mut reads, 50, 100),
+        milliseconds(&mut reads, 99, 100)
+    );
+    println!("BENCH | a plan, snapshot and lint included | {:.2} s |", plan.took_us as f64 / 1e6);
+    println!(
+        "BENCH | memory, resident, with the fake node | {} MiB ({before_mib} MiB before) |",
+        resident_mib()
+    );
+    assert!(plan.findings.is_empty(), "{:?}", plan.findings);
+}
+
+#[test]
+fn a_full_queue_is_planned_and_answers() {
+    run(400, 40);
+}
+
+#[test]
+#[ignore = "run by cargo xtask bench manager"]
+fn large() {
+    run(10_000, 1_000);
+}
