@@ -159,7 +159,7 @@ const COLUMNS: &str = "number, id, array, uid, gid, user, submit, workload, stat
     last_failure_us, not_before_us, fail_prone, submitted_us, changed_us, started_us, ended_us,
     deadline_us, waited_us, exit_code, exit_signal";
 
-fn whole(value: u64) -> i64 {
+pub(crate) fn whole(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
@@ -440,18 +440,6 @@ impl Store {
         let mut statement = self.connection.prepare_cached(sql).map_err(failed)?;
         let rows = statement.query_map(values, read_job).map_err(failed)?;
         rows.collect::<rusqlite::Result<_>>().map_err(failed)
-    }
-
-    /// Whether the deadline of a job that has not ended has passed.
-    pub fn any_late(&self, now: Micros) -> Result<bool, StoreError> {
-        self.connection
-            .query_row(
-                "SELECT EXISTS (SELECT 1 FROM jobs WHERE final = 0 AND deadline_us <= ?1
-                 AND state <> 'checkpointing')",
-                [whole(now.0)],
-                |row| row.get(0),
-            )
-            .map_err(|error| self.error("read jobs from", error))
     }
 
     /// How many jobs there are in each state.

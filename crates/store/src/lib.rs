@@ -12,6 +12,7 @@ mod error;
 pub mod events;
 pub mod jobs;
 mod model;
+mod queue;
 mod sample;
 mod schema;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muxflow_api::jobs::JobState;
 use muxflow_store::jobs::JobRow;
-use muxflow_types::{GpuId, HealthState, Micros, WorkloadName};
+use muxflow_types::{GpuId, GpuType, HealthState, Micros, WorkloadName};
 
 use super::Scheduler;
 use crate::clock;
@@ -71,6 +71,9 @@ impl Scheduler {
     /// Ends jobs whose deadline has passed.
     pub fn expire(&self) -> Result<()> {
         let now = clock::now();
+        if !self.manager.reader().any_late(now)? {
+            return Ok(());
+        }
         let rows = self.manager.reader().open_jobs()?;
         let late = |row: &&JobRow| row.deadline.is_some_and(|deadline| deadline <= now);
         for row in rows.iter().filter(late) {
@@ -89,10 +92,10 @@ impl Scheduler {
 
     /// Lets new jobs into the queue, or has them measured.
     pub fn admit(&self) -> Result<()> {
-        let rows = self.manager.reader().open_jobs()?;
-        if !rows.iter().any(|row| row.state == JobState::Submitted.as_str()) {
+        if !self.manager.reader().any_in(JobState::Submitted.as_str())? {
             return Ok(());
         }
+        let rows = self.manager.reader().open_jobs()?;
         let settings = &self.settings.profiler;
         let sights = self.manager.node.look();
         let held: BTreeSet<&GpuId> = rows.iter().filter_map(|row| row.gpu.as_ref()).collect();
@@ -150,9 +153,9 @@ impl Scheduler {
         if self.manager.settings.shadow {
             return Ok(Verdict::Admit("waits for a GPU; nothing is started in shadow mode"));
         }
-        let reader = self.manager.reader();
-        for sight in sights {
-            if self.speeds.profile(&reader, &row.workload, &sight.gpu_type)?.is_some() {
+        let types: BTreeSet<&GpuType> = sights.iter().map(|sight| &sight.gpu_type).collect();
+        for gpu_type in types {
+            if self.speeds.profile(&self.manager, &row.workload, gpu_type)?.is_some() {
                 return Ok(Verdict::Admit("waits for a GPU"));
             }
         }

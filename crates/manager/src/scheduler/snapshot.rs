@@ -3,7 +3,7 @@
 //! A GPU whose job is being measured or is on its way out is not in the snapshot: nothing can be
 //! decided about it until that is over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use muxflow_api::jobs::JobState;
 use muxflow_store::jobs::JobRow;
@@ -20,6 +20,9 @@ use crate::views;
 
 /// A job with a deadline counts up to this much more as it comes closer.
 const MOST_URGENT: u32 = 4;
+
+/// Waiting times are told to the planner in these.
+const MINUTE: Micros = Micros::from_secs(60);
 
 /// The name that a service outside MPS has in a snapshot.
 const OUTSIDE: &str = "outside-mps";
@@ -52,8 +55,7 @@ impl Scheduler {
     pub fn snapshot(&self) -> Result<ClusterSnapshot> {
         let now = clock::now();
         let sights = self.manager.node.look();
-        let reader = self.manager.reader();
-        let rows = reader.open_jobs()?;
+        let rows = self.manager.reader().open_jobs()?;
         let mut held: BTreeMap<GpuId, &JobRow> = BTreeMap::new();
         for row in &rows {
             if views::state_of(row)?.holds_gpu()
@@ -72,27 +74,23 @@ impl Scheduler {
             if holder.is_some() && running.is_none() {
                 continue;
             }
-            gpus.push(self.gpu(&reader, sight, running)?);
+            gpus.push(self.gpu(sight, running)?);
         }
         let types: Vec<GpuType> = sights.iter().map(|sight| sight.gpu_type.clone()).collect();
         let reference_type = most_common(&types).map_or_else(|| named(GpuType::new("T4")), Ok)?;
+        let types: BTreeSet<GpuType> = types.into_iter().collect();
         let mut jobs = Vec::new();
         for row in &rows {
             let state = views::state_of(row)?;
             if !matches!(state, JobState::Queued | JobState::Running) {
                 continue;
             }
-            jobs.push(self.job(&reader, row, state, &gpus, &types, &reference_type, now)?);
+            jobs.push(self.job(row, state, &gpus, &types, &reference_type, now)?);
         }
         Ok(ClusterSnapshot { at: now, reference_type, gpus, jobs })
     }
 
-    fn gpu(
-        &self,
-        store: &muxflow_store::Store,
-        sight: &GpuSight,
-        running: Option<&JobRow>,
-    ) -> Result<GpuSnapshot> {
+    fn gpu(&self, sight: &GpuSight, running: Option<&JobRow>) -> Result<GpuSnapshot> {
         let share = sight.share.filter(|share| share.total() == sight.sms);
         let none = SmShare::new(SmCount(0), sight.sms)
             .map_err(|error| ManagerError::Conflict(error.to_string()))?;
@@ -107,7 +105,7 @@ impl Scheduler {
             None => None,
             Some(service) => {
                 let workload = named(WorkloadName::new(service.as_str()))?;
-                let known = self.speeds.profile(store, &workload, &sight.gpu_type)?;
+                let known = self.speeds.profile(&self.manager, &workload, &sight.gpu_type)?;
                 Some(OnlineSnapshot {
                     service,
                     profile: known.unwrap_or_else(|| seen_profile(sight, workload)),
@@ -136,14 +134,12 @@ impl Scheduler {
         })
     }
 
-    #[expect(clippy::too_many_arguments, reason = "all of it is one job's surroundings")]
     fn job(
         &self,
-        store: &muxflow_store::Store,
         row: &JobRow,
         state: JobState,
         gpus: &[GpuSnapshot],
-        types: &[GpuType],
+        types: &BTreeSet<GpuType>,
         reference: &GpuType,
         now: Micros,
     ) -> Result<JobSnapshot> {
@@ -151,7 +147,8 @@ impl Scheduler {
         let mut profiles = BTreeMap::new();
         for gpu_type in types {
             if !profiles.contains_key(gpu_type)
-                && let Some(profile) = self.speeds.profile(store, &row.workload, gpu_type)?
+                && let Some(profile) =
+                    self.speeds.profile(&self.manager, &row.workload, gpu_type)?
             {
                 profiles.insert(gpu_type.clone(), profile);
             }
@@ -179,7 +176,8 @@ impl Scheduler {
             memory: submit.memory_bytes.map(Bytes).or(peak).unwrap_or(Bytes(1)),
             priority: (submit.priority * urgency(row, now)).min(1000),
             submitted_at: row.submitted_at,
-            waited: views::waited(row, state, now),
+            // Whole minutes: jobs of one program that came together are planned as one kind.
+            waited: Micros(views::waited(row, state, now).0 / MINUTE.0 * MINUTE.0),
             running_on: gpu.cloned(),
             running_share,
             gpu_types: submit
@@ -188,7 +186,7 @@ impl Scheduler {
                 .map(|name| named(GpuType::new(name)))
                 .collect::<Result<_>>()?,
             fail_prone: row.fail_prone,
-            not_before: row.not_before,
+            not_before: if row.not_before <= now { Micros::ZERO } else { row.not_before },
             pinned: submit.checkpoint.is_none(),
             uid: Some(row.uid),
             profiles,

@@ -10,6 +10,7 @@ use muxflow_types::{GpuType, ProfileRecord, WorkloadName};
 
 use super::record;
 use crate::error::Result;
+use crate::manager::Manager;
 
 #[derive(Debug, Default)]
 struct InUse {
@@ -76,10 +77,11 @@ impl Speeds {
         unpoisoned(self.in_use.read()).texts.clone()
     }
 
-    /// The profile of a workload on a GPU type.
+    /// The profile of a workload on a GPU type. The store is asked only for what is not known yet,
+    /// so that nobody waits for it while a plan is made.
     pub fn profile(
         &self,
-        store: &Store,
+        manager: &Manager,
         workload: &WorkloadName,
         gpu_type: &GpuType,
     ) -> Result<Option<ProfileRecord>> {
@@ -87,7 +89,7 @@ impl Speeds {
         if let Some(known) = unpoisoned(self.profiles.lock()).get(&key) {
             return Ok(known.clone());
         }
-        let read = store.profile(workload, gpu_type)?;
+        let read = manager.reader().profile(workload, gpu_type)?;
         unpoisoned(self.profiles.lock()).insert(key, read.clone());
         Ok(read)
     }

@@ -156,15 +156,16 @@ impl Watch {
         if self.free.is_empty() {
             return Ok(());
         }
-        let open = manager.reader().open_jobs()?;
-        let second = Micros::from_secs(2);
-        let due = open.iter().any(|row| {
-            let waits = row.gpu.is_none();
-            let over = row.not_before <= now && now.since(row.not_before) < second;
-            let unmeasured = row.state == JobState::Submitted.as_str();
-            waits && (over || unmeasured)
-        });
-        if due || (more && open.iter().any(|row| row.gpu.is_none())) {
+        let moment_ago = Micros(now.0.saturating_sub(2_000_000));
+        let (waiting, due) = {
+            let reader = manager.reader();
+            let unmeasured = reader.any_in(JobState::Submitted.as_str())?;
+            (
+                reader.any_in(JobState::Queued.as_str())?,
+                unmeasured || reader.any_due(moment_ago, now)?,
+            )
+        };
+        if due || (more && waiting) {
             manager.wake("a GPU has room");
         }
         Ok(())
@@ -262,10 +263,7 @@ impl Watch {
         }
         let Some(iterations) = iterations else { return Ok(()) };
         let rate = f64::from(iterations) / window.as_secs_f64();
-        let solo = {
-            let reader = manager.reader();
-            self.scheduler.speeds.profile(&reader, &row.workload, &sight.gpu_type)?
-        };
+        let solo = self.scheduler.speeds.profile(&manager, &row.workload, &sight.gpu_type)?;
         let alone = solo.as_ref().and_then(|profile| profile.solo_time);
         let seen = alone.map(|time| (time.as_secs_f64() * rate).min(1.0));
         manager.change(|change| {
@@ -290,10 +288,7 @@ impl Watch {
         let Some(online) = &sight.online else { return Ok(()) };
         let Ok(workload) = WorkloadName::new(online.service.as_str()) else { return Ok(()) };
         let manager = &self.scheduler.manager;
-        let known = {
-            let reader = manager.reader();
-            self.scheduler.speeds.profile(&reader, &workload, &sight.gpu_type)?
-        };
+        let known = self.scheduler.speeds.profile(manager, &workload, &sight.gpu_type)?;
         let online = known.unwrap_or_else(|| ProfileRecord {
             sm_activity: sight.online_activity,
             ..ProfileRecord::unknown(workload, sight.gpu_type.clone())
