@@ -202,6 +202,16 @@ impl World {
     }
 }
 
+impl Drop for World {
+    /// A test that failed leaves no manager behind; jobs go with it.
+    fn drop(&mut self) {
+        if let Some(mut up) = self.up.take() {
+            drop(muxflow_agent::sys::kill(up.id(), libc_term()));
+            drop(up.wait());
+        }
+    }
+}
+
 fn libc_term() -> i32 {
     15
 }
