@@ -265,29 +265,73 @@ impl PairOutcome {
 
 /// Averages a service and a job; both normalised by what each does alone on this type.
 pub fn pair(profile: &GpuProfile, sharing: &Sharing, pair: &Pair<'_>) -> PairOutcome {
-    let mut tenants = Vec::with_capacity(2);
-    let mut out = PairOutcome::default();
-    if let Some(online) = pair.online {
-        let tenant = online.tenant(Gap::Open { per_s: pair.batches_per_s });
+    let job = pair.offline.map(|placed| (placed, pair.share));
+    let all = Group {
+        online: pair.online,
+        batches_per_s: pair.batches_per_s,
+        offline: job.as_slice(),
+        gate: pair.gate,
+    };
+    let out = group(profile, sharing, &all);
+    PairOutcome {
+        online_busy_us: out.online_busy_us,
+        online_solo_busy_us: out.online_solo_busy_us,
+        offline_speed: out.offline_speeds.first().copied().unwrap_or(0.0),
+        gpu: out.gpu,
+    }
+}
+
+/// An online service (client 0) and any number of offline jobs beside it, under one launch gate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Group<'a> {
+    /// The service, already batched.
+    pub online: Option<&'a Placed>,
+    /// Batches that it gets in a second.
+    pub batches_per_s: f64,
+    /// The jobs, each with the share of SMs that MPS gives it: 0 to 1.
+    pub offline: &'a [(&'a Placed, f64)],
+    /// Share of time in which the launch gate lets the jobs launch: 0 to 1.
+    pub gate: f64,
+}
+
+/// What comes of a group.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct GroupOutcome {
+    /// GPU time of one batch of the service.
+    pub online_busy_us: f64,
+    /// The same alone on this GPU at the same request rate.
+    pub online_solo_busy_us: f64,
+    /// Speed of each job against its speed alone on this type: 0 to 1.
+    pub offline_speeds: Vec<f64>,
+    /// Mean counters of the GPU.
+    pub gpu: Averaged,
+}
+
+/// Averages a service and several jobs; each normalised by what it does alone on this type.
+pub fn group(profile: &GpuProfile, sharing: &Sharing, group: &Group<'_>) -> GroupOutcome {
+    let mut tenants = Vec::with_capacity(1 + group.offline.len());
+    let mut out = GroupOutcome::default();
+    if let Some(online) = group.online {
+        let tenant = online.tenant(Gap::Open { per_s: group.batches_per_s });
         let alone = averaged(profile, &Sharing::Mps, &[tenant]);
         out.online_solo_busy_us = online.busy_us / alone.rates[0];
         tenants.push(tenant);
     }
-    let mut solo_per_s = 0.0;
-    if let Some(offline) = pair.offline {
+    let first_job = tenants.len();
+    let mut solo_per_s = Vec::with_capacity(group.offline.len());
+    for (offline, share) in group.offline {
         let free = offline.tenant(Gap::Closed { gap_us: offline.host_gap_us });
-        solo_per_s = averaged(profile, &Sharing::Mps, &[free]).iterations_per_s[0];
-        let sm_cap = pair.share.clamp(0.0, 1.0) * f64::from(profile.sms);
+        solo_per_s.push(averaged(profile, &Sharing::Mps, &[free]).iterations_per_s[0]);
+        let sm_cap = share.clamp(0.0, 1.0) * f64::from(profile.sms);
         let kernel = Resident { sm_cap, ..free.kernel };
-        tenants.push(Tenant { kernel, gate: pair.gate.clamp(0.0, 1.0), ..free });
+        tenants.push(Tenant { kernel, gate: group.gate.clamp(0.0, 1.0), ..free });
     }
     out.gpu = averaged(profile, sharing, &tenants);
-    if let Some(online) = pair.online {
+    if let Some(online) = group.online {
         out.online_busy_us = online.busy_us / out.gpu.rates[0];
     }
-    if pair.offline.is_some() {
-        let per_s = out.gpu.iterations_per_s[tenants.len() - 1];
-        out.offline_speed = (per_s / solo_per_s).clamp(0.0, 1.0);
+    for (solo, per_s) in solo_per_s.iter().zip(&out.gpu.iterations_per_s[first_job..]) {
+        out.offline_speeds.push((per_s / solo).clamp(0.0, 1.0));
     }
     out
 }

@@ -27,7 +27,9 @@ pub mod samples;
 pub mod shape;
 mod shape_file;
 
-pub use average::{Averaged, Gap, Pair, PairOutcome, Tenant, averaged, pair};
+pub use average::{
+    Averaged, Gap, Group, GroupOutcome, Pair, PairOutcome, Tenant, averaged, group, pair,
+};
 pub use contention::{ClientId, Load, Resident, contend};
 pub use device::{Device, Evaluation, Sharing};
 pub use error::ModelError;

@@ -5,17 +5,18 @@ use std::time::Instant;
 use muxflow_gpu_model::Rng;
 use muxflow_policy::node::health::{HealthEvent, HealthMachine};
 use muxflow_policy::retry::RetryParams;
-use muxflow_types::{Bytes, GpuSample, MegaHertz, Micros, Percent, SmShare, SpeedPredictor};
+use muxflow_types::{Bytes, GpuSample, MegaHertz, Micros, Percent, SpeedPredictor};
 
 use crate::error::SimError;
 use crate::metrics::{Counts, JobRecord, Point, RunResult, Spent};
 use crate::number::{float, index};
-use crate::outcome::{OutcomeKey, Outcomes, rate_step};
+use crate::outcome::{Outcomes, rate_step};
 use crate::policy::Policy;
 use crate::queue::EventQueue;
 use crate::scenario::Scenario;
 use crate::setup;
-use crate::world::{Gpu, Job, REPLICA_CLASSES, Running, Stage, Workloads};
+use crate::stays::Who;
+use crate::world::{Gpu, Job, REPLICA_CLASSES, Stage, Workloads};
 
 /// Runs begin two days into the policies' time, so that forecasts have a past to look at.
 pub(crate) const EPOCH_S: f64 = 2.0 * 86_400.0;
@@ -29,6 +30,7 @@ pub(crate) enum Event {
     Plan,
     Done { gpu: usize, stay: u32 },
     Fault(usize),
+    Breaks { gpu: usize, stay: u32 },
     Repaired(usize),
 }
 
@@ -56,7 +58,10 @@ pub(crate) struct Engine<'a> {
     pub(crate) counts: Counts,
     pub(crate) series: Vec<Point>,
     pub(crate) service_sums: Vec<(f64, f64)>,
+    /// The same sums since the last plan: what monitors would have measured.
+    pub(crate) measured: Vec<(f64, f64)>,
     pub(crate) planning_s: f64,
+    pub(crate) predicting_s: f64,
 }
 
 /// Virtual time as the policies' time.
@@ -119,7 +124,9 @@ impl<'a> Engine<'a> {
             counts: Counts::default(),
             series: Vec::new(),
             service_sums: vec![(0.0, 0.0); scenario.services.len()],
+            measured: vec![(0.0, 0.0); scenario.services.len()],
             planning_s: 0.0,
+            predicting_s: 0.0,
             policy,
         };
         if scenario.faults {
@@ -157,6 +164,7 @@ impl<'a> Engine<'a> {
                 }
                 Event::Done { gpu, stay } => self.done(gpu, stay),
                 Event::Fault(g) => self.fault(g),
+                Event::Breaks { gpu, stay } => self.breaks(gpu, stay),
                 Event::Repaired(g) => self.repaired(g),
             }
         }
@@ -221,60 +229,6 @@ impl<'a> Engine<'a> {
         self.scenario.services.iter().map(of).collect()
     }
 
-    fn key(&self, g: usize, step: u32, with_job: bool) -> OutcomeKey {
-        let gpu = &self.gpus[g];
-        let running = gpu.running.filter(|_| with_job);
-        OutcomeKey {
-            pool: gpu.pool,
-            service: gpu.service,
-            rate_step: step,
-            workload: running.map(|r| self.jobs[r.job].workload),
-            sms: running.map_or(0, |r| r.share.sms().0),
-        }
-    }
-
-    /// Accounts for what the job did, then takes the new truth of this GPU.
-    fn refresh(&mut self, g: usize, step: u32) {
-        let now = self.now_s();
-        self.settle(g);
-        let starting = self.gpus[g].running.is_some_and(|r| r.ready_s > now);
-        let key = self.key(g, step, !starting);
-        let outcome = self.outcomes.get(key);
-        let pool = self.gpus[g].pool;
-        self.gpus[g].outcome = outcome;
-        let Some(mut r) = self.gpus[g].running else { return };
-        let job = &self.jobs[r.job];
-        // A job that becomes ready before the next tick gets the speed of the moment it is ready.
-        let speed =
-            if starting { self.outcomes.get(self.key(g, step, true)).speed } else { outcome.speed };
-        r.rate = speed * self.workloads.solo[pool][job.workload];
-        let goal = job.left_s - job.cancel_at_left_s.min(job.left_s);
-        let stay = r.stay;
-        let begin = r.ready_s.max(now);
-        self.gpus[g].running = Some(r);
-        if r.rate > 0.0 {
-            let end = begin + goal / r.rate;
-            if end <= now + self.scenario.tick_s {
-                self.queue.push(end, Event::Done { gpu: g, stay });
-            }
-        }
-    }
-
-    /// Progress up to now at the rate that held.
-    pub(crate) fn settle(&mut self, g: usize) {
-        let now = self.now_s();
-        let pool = self.gpus[g].pool;
-        let Some(r) = self.gpus[g].running.as_mut() else { return };
-        let from = r.settled_s.max(r.ready_s);
-        let worked = (now - from).max(0.0) * r.rate;
-        let job = &mut self.jobs[r.job];
-        let worked = worked.min(job.left_s);
-        job.left_s -= worked;
-        job.separate_s += worked / self.workloads.solo[pool][job.workload];
-        job.real_s += (now - r.settled_s).max(0.0);
-        r.settled_s = now;
-    }
-
     /// Gives the health machine its sample, and evicts when it says so.
     fn judge(&mut self, g: usize) {
         let now = micros(self.now_s());
@@ -282,9 +236,11 @@ impl<'a> Engine<'a> {
         let gpu = &mut self.gpus[g];
         let Some(health) = gpu.health.as_mut() else { return };
         health.step(now, HealthEvent::Sample(&sample));
-        if health.permission(now).evict && gpu.running.is_some() {
-            self.counts.evictions += 1;
-            self.stop(g, true);
+        if health.permission(now).evict {
+            for slot in (0..self.gpus[g].running.len()).rev() {
+                self.counts.evictions += 1;
+                self.stop(g, slot, true);
+            }
         }
     }
 
@@ -306,10 +262,8 @@ impl<'a> Engine<'a> {
     fn memory(&self, g: usize) -> Bytes {
         let gpu = &self.gpus[g];
         let online = self.scenario.services[gpu.service].shape.memory;
-        let offline = gpu
-            .running
-            .map_or(Bytes::ZERO, |r| self.workloads.shapes[self.jobs[r.job].workload].memory);
-        online.saturating_add(offline)
+        let memory = |job: usize| self.workloads.shapes[self.jobs[job].workload].memory;
+        gpu.running.iter().fold(online, |sum, r| sum.saturating_add(memory(r.job)))
     }
 
     fn account(&mut self, g: usize, step: u32, sum: &mut Point) {
@@ -317,7 +271,7 @@ impl<'a> Engine<'a> {
         if gpu.down {
             return;
         }
-        let alone = self.outcomes.get(self.key(g, step, false));
+        let alone = self.outcomes.get(self.key(g, step, Who::Nobody));
         let gpu = &self.gpus[g];
         let o = &gpu.outcome;
         let rate = crate::outcome::rate_of(step);
@@ -336,78 +290,11 @@ impl<'a> Engine<'a> {
             s.0 += rate * o.latency_ms;
             s.1 += rate * alone.latency_ms;
         }
-        if gpu.running.is_some() {
-            sum.running += 1.0;
-            sum.speed += o.speed;
-        }
-    }
-
-    /// A job reached its end, or the point where its user cancels it.
-    fn done(&mut self, g: usize, stay: u32) {
-        if self.gpus[g].running.is_none_or(|r| r.stay != stay) {
-            return;
-        }
-        self.settle(g);
-        let Some(r) = self.gpus[g].running else { return };
-        let job = &self.jobs[r.job];
-        let cancelled = job.cancel_at_left_s > 0.0;
-        if job.left_s > job.cancel_at_left_s + 1e-3 {
-            return;
-        }
-        self.gpus[g].running = None;
-        let now = self.now_s();
-        let job = &mut self.jobs[r.job];
-        job.end_s = Some(now);
-        job.stage = if cancelled { Stage::Cancelled } else { Stage::Done };
-        self.open -= 1;
-        self.present -= 1;
-        if cancelled {
-            self.signal_stop();
-        }
-        self.reset_outcome(g);
-    }
-
-    pub(crate) fn reset_outcome(&mut self, g: usize) {
-        let rates = self.scenario.services[self.gpus[g].service].curve.at(self.now_s());
-        let step = rate_step(rates * REPLICA_CLASSES[self.gpus[g].class]);
-        self.gpus[g].outcome = self.outcomes.get(self.key(g, step, false));
-    }
-
-    /// Takes the job off a GPU; it waits again.
-    pub(crate) fn stop(&mut self, g: usize, against_its_will: bool) {
-        self.settle(g);
-        let now = self.now_s();
-        let Some(r) = self.gpus[g].running.take() else { return };
-        let job = &mut self.jobs[r.job];
-        job.stage = Stage::Waiting;
-        job.since_s = now;
-        job.evictions += u32::from(against_its_will);
-        if against_its_will {
-            self.signal_stop();
-        }
-        self.reset_outcome(g);
-    }
-
-    pub(crate) fn start(&mut self, g: usize, j: usize, share: SmShare) {
-        let now = self.now_s();
-        let gpu = &mut self.gpus[g];
-        gpu.stays += 1;
-        gpu.running = Some(Running {
-            job: j,
-            share,
-            ready_s: now + self.scenario.restart_s,
-            settled_s: now,
-            rate: 0.0,
-            stay: gpu.stays,
-        });
-        let job = &mut self.jobs[j];
-        job.waited_s += now - job.since_s;
-        job.stage = Stage::Running(g);
-        job.start_s.get_or_insert(now);
-        self.counts.executions += 1;
-        let rate = self.scenario.services[self.gpus[g].service].curve.at(now);
-        let step = rate_step(rate * REPLICA_CLASSES[self.gpus[g].class]);
-        self.refresh(g, step);
+        sum.running += float(gpu.running.len());
+        sum.speed += o.speeds.iter().sum::<f64>();
+        let seen = &mut self.measured[gpu.service];
+        seen.0 += rate * o.latency_ms;
+        seen.1 += rate * alone.latency_ms;
     }
 
     /// The health machine of a GPU, where the policy watches.
@@ -449,6 +336,7 @@ impl<'a> Engine<'a> {
             by_service,
             spent: Spent {
                 planning_s: self.planning_s,
+                predicting_s: self.predicting_s,
                 rest_s: (total_s - self.planning_s).max(0.0),
             },
         }

@@ -32,6 +32,8 @@ pub mod report;
 pub mod scenario;
 mod setup;
 mod snapshot;
+mod stays;
+mod timed;
 pub mod trace;
 mod world;
 

@@ -67,6 +67,14 @@ pub struct Counts {
     pub propagated: u64,
     /// Of these, by a signal.
     pub propagated_by_signal: u64,
+    /// Of these, errors that reached a critical service.
+    pub propagated_to_critical: u64,
+    /// Requests that services could not take because an error had reached them.
+    pub lost_requests: u64,
+    /// Of these, requests of critical services.
+    pub lost_critical: u64,
+    /// Jobs that were marked as fail-prone.
+    pub marked: u64,
     /// GPUs with an error, summed over days.
     pub error_devices: u64,
     /// Of these, errors that come without sharing too.
@@ -84,8 +92,10 @@ pub struct Counts {
 /// Real time spent, by what on. Not part of a result's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Spent {
-    /// Predicting and matching.
+    /// Planning: predicting, matching and the rest of it.
     pub planning_s: f64,
+    /// Of it, predicting.
+    pub predicting_s: f64,
     /// All the rest.
     pub rest_s: f64,
 }

@@ -8,11 +8,14 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use muxflow_gpu_model::{GpuProfile, Pair, Placed, Sharing, WorkloadShape, pair};
+use muxflow_gpu_model::{GpuProfile, Group, Placed, Sharing, WorkloadShape, group};
 use muxflow_policy::node::builtin::GpuLaws;
 use muxflow_types::{MegaHertz, Percent};
 
 use crate::latency::QueueTable;
+
+/// Offline jobs that a simulated GPU can hold.
+pub const MOST_JOBS: usize = 2;
 
 /// What holds on a GPU until something changes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -21,8 +24,8 @@ pub struct Outcome {
     pub latency_ms: f64,
     /// Its 99th percentile.
     pub p99_ms: f64,
-    /// Speed of the job against alone on this type.
-    pub speed: f64,
+    /// Speed of each job against alone on this type.
+    pub speeds: [f64; MOST_JOBS],
     /// Where the gate stands.
     pub gate: f64,
     /// Share of time with a kernel running.
@@ -76,25 +79,61 @@ pub struct OutcomeKey {
     pub service: usize,
     /// Request rate, in steps of [`RATE_STEP`].
     pub rate_step: u32,
-    /// Which workload, if any.
-    pub workload: Option<usize>,
-    /// SMs of the job.
-    pub sms: u32,
+    /// The jobs: which workload, and its SMs.
+    pub jobs: [Option<(usize, u32)>; MOST_JOBS],
+    /// Where the gate holds the load, in steps of [`SET_POINT_STEP`]; 0 is the common law's.
+    pub set_point: u32,
 }
 
 impl OutcomeKey {
     fn packed(self) -> u64 {
-        let workload = self.workload.map_or(0, |w| w as u64 + 1);
-        (self.pool as u64) << 56
-            | (self.service as u64 & 0xfff) << 44
-            | (u64::from(self.rate_step) & 0xffff) << 28
-            | (workload & 0xffff) << 12
-            | (u64::from(self.sms) & 0xfff)
+        let job = |j: Option<(usize, u32)>| {
+            j.map_or(0, |(w, sms)| (w as u64 + 1) << 10 | (u64::from(sms) & 0x3ff))
+        };
+        (self.pool as u64) << 61
+            | (self.service as u64 & 0x3f) << 55
+            | (u64::from(self.rate_step) & 0xfff) << 43
+            | job(self.jobs[0]) << 25
+            | job(self.jobs[1]) << 7
+            | (u64::from(self.set_point) & 0x7f)
+    }
+
+    /// Refuses scenarios of more kinds than a key can tell apart.
+    pub(crate) fn check(
+        pools: usize,
+        services: usize,
+        workloads: usize,
+        sms: u32,
+    ) -> Result<(), crate::error::SimError> {
+        for (field, value, most) in [
+            ("GPU types", pools, 8),
+            ("services", services, 64),
+            ("workloads", workloads, 255),
+            ("SMs", sms as usize, 1023),
+        ] {
+            if value > most {
+                return Err(crate::error::SimError::Setting {
+                    field,
+                    value: value.to_string(),
+                    reason: "the simulator tells apart 8 GPU types, 64 services, 255 workloads and 1023 SMs",
+                });
+            }
+        }
+        Ok(())
     }
 }
 
 /// Rates are told apart in steps of this size (1 %).
 pub const RATE_STEP: f64 = 0.01;
+/// Set points of the gate are told apart in steps of this size.
+pub const SET_POINT_STEP: f64 = 0.01;
+
+/// The step of a set point; never 0, which means the common one.
+pub fn set_point_step(set_point: f64) -> u32 {
+    u32::try_from(crate::number::index((set_point / SET_POINT_STEP).round()))
+        .unwrap_or(1)
+        .clamp(1, 127)
+}
 
 /// The step of a rate.
 pub fn rate_step(rate: f64) -> u32 {
@@ -161,16 +200,20 @@ impl Outcomes {
 
     fn compute(&self, key: OutcomeKey) -> Outcome {
         let open = self.at_gate(key, 1.0);
-        let laws = match (&self.pools[key.pool].laws, key.workload, self.mode.gated) {
+        let laws = match (&self.pools[key.pool].laws, key.jobs[0], self.mode.gated) {
             (Some(laws), Some(_), true) => laws,
             _ => return open,
+        };
+        let set_point = match key.set_point {
+            0 => laws.gate.set_point,
+            step => f64::from(step) * SET_POINT_STEP,
         };
         let load = |o: &Outcome| {
             let activity = Percent::clamped(o.sm_activity * 100.0).unwrap_or(Percent::FULL);
             let clock = MegaHertz(u32::try_from(crate::number::index(o.clock_mhz)).unwrap_or(0));
             laws.clock.load(activity, clock).value()
         };
-        if load(&open) <= laws.gate.set_point {
+        if load(&open) <= set_point {
             return open;
         }
         let (mut low, mut high) = (0.0, 1.0);
@@ -178,7 +221,7 @@ impl Outcomes {
         for _ in 0..9 {
             let middle = 0.5 * (low + high);
             let o = self.at_gate(key, middle);
-            if load(&o) <= laws.gate.set_point {
+            if load(&o) <= set_point {
                 low = middle;
                 best = o;
             } else {
@@ -193,20 +236,21 @@ impl Outcomes {
         let service = &self.services[key.service];
         let rate = rate_of(key.rate_step);
         let single = service.shape.on(&pool.profile);
-        let offline = key.workload.map(|w| &self.workloads[key.pool][w]);
-        let share = f64::from(key.sms) / f64::from(pool.profile.sms);
+        let job = |&(w, sms): &(usize, u32)| {
+            (&self.workloads[key.pool][w], f64::from(sms) / f64::from(pool.profile.sms))
+        };
+        let offline: Vec<(&Placed, f64)> = key.jobs.iter().flatten().map(job).collect();
         let mut answer = service.table.at(rate * single.busy_us / 1e6);
         let mut result = None;
         for _ in 0..2 {
             let batched = service.shape.with_batch(answer.batch).on(&pool.profile);
-            let p = pair(
+            let p = group(
                 &pool.profile,
                 &self.mode.sharing,
-                &Pair {
+                &Group {
                     online: Some(&batched),
                     batches_per_s: rate / answer.batch,
-                    offline,
-                    share,
+                    offline: &offline,
                     gate,
                 },
             );
@@ -221,10 +265,12 @@ impl Outcomes {
             * (service.shape.with_batch(answer.batch).sm_fill / f64::from(pool.profile.sms))
                 .min(1.0))
         .min(1.0);
+        let mut speeds = [0.0; MOST_JOBS];
+        speeds.iter_mut().zip(&p.offline_speeds).for_each(|(to, from)| *to = *from);
         Outcome {
             latency_ms: host_ms + answer.mean * unit_ms,
             p99_ms: host_ms + answer.p99 * unit_ms,
-            speed: p.offline_speed,
+            speeds,
             gate,
             gpu_util: p.gpu.gpu_util,
             sm_activity: p.gpu.load.sm_activity,
@@ -250,13 +296,22 @@ mod tests {
 
     #[test]
     fn keys_do_not_collide() {
-        let base = OutcomeKey { pool: 0, service: 1, rate_step: 900, workload: None, sms: 0 };
+        let base = OutcomeKey {
+            pool: 0,
+            service: 1,
+            rate_step: 900,
+            jobs: [Some((0, 1)), None],
+            set_point: 0,
+        };
         let others = [
             OutcomeKey { pool: 1, ..base },
             OutcomeKey { service: 2, ..base },
             OutcomeKey { rate_step: 901, ..base },
-            OutcomeKey { workload: Some(0), ..base },
-            OutcomeKey { sms: 1, ..base },
+            OutcomeKey { jobs: [None, None], ..base },
+            OutcomeKey { jobs: [Some((0, 2)), None], ..base },
+            OutcomeKey { jobs: [Some((1, 1)), None], ..base },
+            OutcomeKey { jobs: [Some((0, 1)), Some((0, 1))], ..base },
+            OutcomeKey { set_point: 1, ..base },
         ];
         for o in others {
             assert_ne!(o.packed(), base.packed(), "{o:?}");

@@ -126,7 +126,7 @@ pub(crate) fn gpus(scenario: &Scenario, watched: bool) -> Result<Vec<Gpu>, SimEr
                 pool: p,
                 service,
                 class: rng.below(REPLICA_CLASSES.len()),
-                running: None,
+                running: Vec::new(),
                 stays: 0,
                 health,
                 down: false,
@@ -141,6 +141,7 @@ pub(crate) fn gpus(scenario: &Scenario, watched: bool) -> Result<Vec<Gpu>, SimEr
 pub(crate) fn jobs(scenario: &Scenario, workloads: &Workloads) -> Result<Vec<Job>, SimError> {
     let mut rng = Rng::fork(scenario.seed, 41);
     let mut out = Vec::with_capacity(scenario.jobs.len());
+    let mut fate = Rng::fork(scenario.seed, 43);
     for (i, row) in scenario.jobs.iter().enumerate() {
         let name = row.workload.as_deref().unwrap_or("");
         let workload = workloads.shapes.iter().position(|s| s.name.as_str() == name).unwrap_or(0);
@@ -163,7 +164,7 @@ pub(crate) fn jobs(scenario: &Scenario, workloads: &Workloads) -> Result<Vec<Job
             since_s: row.submit_s,
             waited_s: 0.0,
             cancel_at_left_s: if cancel { row.duration_s * part } else { 0.0 },
-            fail_prone: false,
+            breaks: fate.uniform() < scenario.fail_prone,
         });
     }
     Ok(out)

@@ -1,6 +1,5 @@
 //! The cluster as the policies see it: what monitors, profilers and queues would tell the manager.
 
-use muxflow_policy::node::quota::QuotaParams;
 use muxflow_types::{
     ClusterSnapshot, GpuSnapshot, GpuType, HealthState, JobSnapshot, Micros, OnlineSnapshot,
     ServiceId,
@@ -62,8 +61,8 @@ impl Engine<'_> {
                 in_mps: true,
             }),
             share: self.policy.share(need, pool.sm_count(), service),
-            quota: QuotaParams::default().beside(pool.memory, memory),
-            running: gpu.running.map(|r| self.jobs[r.job].id.clone()),
+            quota: self.policy.quota().beside(pool.memory, memory),
+            running: gpu.running.first().map(|r| self.jobs[r.job].id.clone()),
             multi_user: true,
         }
     }
@@ -88,9 +87,12 @@ impl Engine<'_> {
             )
             .unwrap_or(Micros::ZERO),
             running_on: on.map(|g| self.gpus[g].id.clone()),
-            running_share: on.and_then(|g| self.gpus[g].running).map(|r| r.share),
+            running_share: on
+                .and_then(|g| self.gpus[g].running.iter().find(|r| r.job == j))
+                .map(|r| r.share),
             gpu_types: Vec::new(),
-            fail_prone: job.fail_prone,
+            fail_prone: self.scenario.mark_fail_prone
+                && job.failures.is_fail_prone(micros(at_s), &self.retry),
             not_before: micros(job.not_before_s.max(0.0).min(at_s + 1e7)),
             pinned: false,
             uid: None,

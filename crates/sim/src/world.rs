@@ -30,7 +30,8 @@ pub(crate) struct Gpu {
     pub(crate) service: usize,
     /// How busy this replica is against the average, by class.
     pub(crate) class: usize,
-    pub(crate) running: Option<Running>,
+    /// At most as many as the policy puts on one GPU.
+    pub(crate) running: Vec<Running>,
     pub(crate) stays: u32,
     pub(crate) health: Option<HealthMachine>,
     pub(crate) down: bool,
@@ -71,8 +72,8 @@ pub(crate) struct Job {
     pub(crate) waited_s: f64,
     /// Its user cancels it when so much is left.
     pub(crate) cancel_at_left_s: f64,
-    /// Faults come more often from it.
-    pub(crate) fail_prone: bool,
+    /// Whether it breaks again and again and takes its neighbours along; no policy sees this.
+    pub(crate) breaks: bool,
 }
 
 /// How busy replicas are against the average: load balancing is never even.

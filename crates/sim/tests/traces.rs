@@ -162,6 +162,47 @@ fn garbage_without_end_is_refused_in_little_memory() {
     assert!(peak_kib() - before < 32 * 1024, "peak memory grew by {} KiB", peak_kib() - before);
 }
 
+/// Hundreds of megabytes of garbage of several kinds, through a pipe, as 10 GB would come: nothing is
+/// read to the end and nothing is kept.
+#[test]
+fn garbage_through_a_pipe_is_refused_in_little_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let kinds: [(&str, &[u8], &[u8]); 5] = [
+        ("noise", b"", b"\x00\x17garbage,\xff"),
+        ("no-header", b"alpha,beta\n", b"1,2\n"),
+        ("header", b"job_id,submit_s,duration_s,gpus,workload\na,1,2,1,x\n", b"\x01\x02\n"),
+        ("string", b"[{\"jobid\":\"", b"xxxxxxxx"),
+        ("attempts", b"[{\"attempts\":[", b"{},\n"),
+    ];
+    for (name, head, repeated) in kinds {
+        let path = dir.path().join(name);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let to = path.clone();
+        let block = repeated.repeat((1 << 20) / repeated.len());
+        let writer = std::thread::spawn(move || {
+            let mut pipe = std::fs::OpenOptions::new().write(true).open(to).unwrap();
+            let mut sent = 0usize;
+            // Ends with an error when the reader has had enough.
+            if pipe.write_all(head).is_ok() {
+                while sent < 300 && pipe.write_all(&block).is_ok() {
+                    sent += 1;
+                }
+            }
+            sent
+        });
+        let before = peak_kib();
+        let text = error(&path);
+        let sent = writer.join().unwrap();
+        assert!(text.contains("line ") && text.contains(name), "{name}: {text}");
+        assert!(sent < 64, "{name}: {sent} MB were read before the end: {text}");
+        let grown = peak_kib() - before;
+        assert!(grown < 96 * 1024, "{name}: peak memory grew by {grown} KiB");
+    }
+    let before = peak_kib();
+    assert!(error(Path::new("/dev/zero")).contains("line 1"));
+    assert!(peak_kib() - before < 32 * 1024);
+}
+
 fn peak_kib() -> i64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|l| l.starts_with("VmHWM")).unwrap();

@@ -21,6 +21,10 @@ pub(crate) struct PaperArgs {
     /// stand in for the paper's traces.
     #[arg(long, value_name = "FILE")]
     philly: Option<PathBuf>,
+    /// Only these parts, separated by commas: motivation, errors, testbed, traces, predictor,
+    /// deployment, beyond.
+    #[arg(long, value_name = "PARTS", value_delimiter = ',')]
+    only: Vec<String>,
     /// Seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -56,7 +60,8 @@ pub(crate) fn run(args: PaperArgs) -> anyhow::Result<ExitCode> {
             real.push((format!("Philly {vc}"), jobs));
         }
     }
-    let options = PaperOptions { gpus: args.gpus, real, threads: args.threads, seed: args.seed };
+    let (only, threads) = (args.only, args.threads);
+    let options = PaperOptions { gpus: args.gpus, real, only, threads, seed: args.seed };
     let mut page = regenerate(&options, &mut |what| eprintln!("{what} …"))?;
     if args.philly.is_some() {
         page.push_str(

@@ -37,10 +37,10 @@ impl From<MultiGpuArg> for MultiGpu {
 /// services get generated daily curves. The same seed gives the same result.
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// GPUs in the cluster.
-    #[arg(long, default_value_t = 1000)]
-    gpus: usize,
-    /// Their type.
+    /// GPUs in the cluster: how many, or how many of each type, as in T4:600,A10:400.
+    #[arg(long, default_value = "1000", value_name = "N|TYPE:N,...")]
+    gpus: String,
+    /// Their type, where --gpus names none.
     #[arg(long, default_value = "T4", value_name = "TYPE")]
     gpu_type: String,
     /// A trace of jobs: own CSV, Philly (CSV or JSON), Muri, Helios or openb; plain or gzipped.
@@ -124,9 +124,8 @@ pub(crate) fn run(args: SimulateArgs) -> anyhow::Result<ExitCode> {
     } else {
         writeln!(
             out,
-            "{} GPUs of type {}, {} jobs, seed {}; predictor: {}\n",
-            scenario.gpus(),
-            args.gpu_type,
+            "{}, {} jobs, seed {}; predictor: {}\n",
+            cluster(&scenario),
             scenario.jobs.len(),
             args.seed,
             predictor.name
@@ -151,9 +150,8 @@ pub(crate) fn run(args: SimulateArgs) -> anyhow::Result<ExitCode> {
     }
     if let Some(path) = &args.html {
         let note = format!(
-            "{} GPUs of type {}, {} jobs, seed {}. Predictor: {}. A simulation on a modelled GPU, see docs/gpu-model.md.",
-            scenario.gpus(),
-            args.gpu_type,
+            "{}, {} jobs, seed {}. Predictor: {}. A simulation on a modelled GPU, see docs/gpu-model.md.",
+            cluster(&scenario),
             scenario.jobs.len(),
             args.seed,
             predictor.name
@@ -193,18 +191,20 @@ fn scenario(args: &SimulateArgs) -> anyhow::Result<Scenario> {
             bail!("{flag} is {value}; write a number above 0");
         }
     }
+    let pools = pools(&args.gpus, &args.gpu_type)?;
+    let gpus = pools.iter().map(|(_, n)| n).sum();
     let mut scenario = match &args.trace {
-        None => {
-            let mut s = Scenario::generated(args.gpus, args.jobs, args.fill, args.seed)?;
-            s.pools = Scenario::new(&args.gpu_type, args.gpus, Vec::new(), args.seed)?.pools;
-            s
-        }
+        None => Scenario::generated(gpus, args.jobs, args.fill, args.seed)?,
         Some(path) => {
             let trace = read_jobs(path, args.group.as_deref(), args.multi_gpu.into())?;
             let jobs = fitted(trace.jobs, args.arrive_within, args.longest);
-            Scenario::new(&args.gpu_type, args.gpus, jobs, args.seed)?
+            Scenario::new(&args.gpu_type, gpus, jobs, args.seed)?
         }
     };
+    scenario.pools.clear();
+    for (gpu_type, n) in &pools {
+        scenario.pools.extend(Scenario::new(gpu_type, *n, Vec::new(), args.seed)?.pools);
+    }
     if let Some(path) = &args.requests {
         let mut curves = read_requests(path)?;
         curves.sort_by(|a, b| b.mean().total_cmp(&a.mean()));
@@ -218,6 +218,30 @@ fn scenario(args: &SimulateArgs) -> anyhow::Result<Scenario> {
     scenario.horizon_s = args.hours * 3600.0;
     scenario.faults = !args.no_faults;
     Ok(scenario)
+}
+
+/// Reads `1000` or `T4:600,A10:400`.
+fn pools(text: &str, default_type: &str) -> anyhow::Result<Vec<(String, usize)>> {
+    let mut out: Vec<(String, usize)> = Vec::new();
+    for item in text.split(',') {
+        let (gpu_type, count) = item.split_once(':').unwrap_or((default_type, item));
+        let Ok(count) = count.trim().parse::<usize>() else {
+            bail!("--gpus {text}: `{item}` is no number of GPUs; write 1000, or T4:600,A10:400");
+        };
+        let gpu_type = gpu_type.trim().to_owned();
+        if out.iter().any(|(t, _)| t.eq_ignore_ascii_case(&gpu_type)) {
+            bail!("--gpus {text}: type {gpu_type} stands there twice; add the numbers up");
+        }
+        out.push((gpu_type, count));
+    }
+    Ok(out)
+}
+
+/// The cluster in words.
+fn cluster(scenario: &Scenario) -> String {
+    let pool = |p: &muxflow_sim::scenario::Pool| format!("{} {}", p.gpus, p.profile.gpu_type);
+    let pools: Vec<String> = scenario.pools.iter().map(pool).collect();
+    format!("{} GPUs", pools.join(" and "))
 }
 
 /// Presses arrivals and cuts durations.
@@ -274,6 +298,23 @@ impl Bars {
     fn finish(&self) {
         for bar in &self.bars {
             bar.finish_and_clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_a_number_or_a_list_of_types() {
+        let of = |text| pools(text, "T4").map_err(|e| e.to_string());
+        assert_eq!(of("1000").unwrap(), [("T4".to_owned(), 1000)]);
+        let both = [("t4".to_owned(), 600), ("a10".to_owned(), 400)];
+        assert_eq!(of("t4:600,a10:400").unwrap(), both);
+        for (bad, word) in [("t4:", "t4:"), ("many", "many"), ("t4:1,T4:2", "twice"), ("", "600")] {
+            let e = of(bad).unwrap_err();
+            assert!(e.contains("--gpus") && e.contains(word), "{bad}: {e}");
         }
     }
 }

@@ -12,8 +12,8 @@
 use std::collections::BTreeMap;
 
 use muxflow_types::{
-    ClusterSnapshot, GpuId, GpuSnapshot, GpuType, HealthState, JobSnapshot, ProfileRecord, SmShare,
-    WorkloadName,
+    ClusterSnapshot, GpuId, GpuSnapshot, GpuType, HealthState, JobId, JobSnapshot, ProfileRecord,
+    SmShare, WorkloadName,
 };
 
 use super::fit::Terms;
@@ -54,6 +54,8 @@ struct GpuFitKey {
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct GpuKey {
+    /// Set where nothing is collapsed.
+    single: Option<GpuId>,
     fit: GpuFitKey,
     share: SmShare,
     online: Option<ProfileKey>,
@@ -72,6 +74,8 @@ struct JobFitKey {
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct JobKey {
+    /// Set where nothing is collapsed.
+    single: Option<JobId>,
     fit: JobFitKey,
     workload: WorkloadName,
     profiles: Vec<(GpuType, ProfileKey)>,
@@ -114,6 +118,8 @@ pub(super) struct FitClass {
 #[derive(Debug)]
 pub(super) struct Classes<'a> {
     pub(super) snapshot: &'a ClusterSnapshot,
+    /// Whether equals were collapsed at all.
+    pub(super) collapsed: bool,
     pub(super) terms: Terms,
     pub(super) gpus: Vec<GpuClass>,
     pub(super) jobs: Vec<JobClass>,
@@ -183,6 +189,7 @@ impl<'a> Classes<'a> {
             let fit_key = gpu_fit_key(g, &terms);
             let fit = fit_number(&mut fit_numbers, &mut gpu_fits, fit_key.clone(), i);
             let key = GpuKey {
+                single: (!parameters.collapse).then(|| g.gpu.clone()),
                 fit: fit_key,
                 share: g.share,
                 online: g.online.as_ref().map(|o| ProfileKey::new(&o.profile)),
@@ -203,6 +210,7 @@ impl<'a> Classes<'a> {
                 j.running_on.as_ref().and_then(|on| gpu_index.get(on)).map(|&g| class_of_gpu[g]);
             let worth = f64::from(j.priority) * parameters.aging(j.waited);
             let key = JobKey {
+                single: (!parameters.collapse).then(|| j.job.clone()),
                 fit: fit_key,
                 workload: j.workload.clone(),
                 profiles: j.profiles.iter().map(|(t, p)| (t.clone(), ProfileKey::new(p))).collect(),
@@ -221,7 +229,8 @@ impl<'a> Classes<'a> {
         for class in &mut jobs {
             class.members.sort_by_key(|&i| (snapshot.jobs[i].submitted_at, i));
         }
-        Classes { snapshot, terms, gpus, jobs, gpu_fits, job_fits, gpu_index }
+        let collapsed = parameters.collapse;
+        Classes { collapsed, snapshot, terms, gpus, jobs, gpu_fits, job_fits, gpu_index }
     }
 
     /// One GPU of a class.

@@ -7,12 +7,15 @@
 //! and equal jobs, `speeds` keeps what was predicted, `weights` gives every pair its
 //! worth, [`planner`] solves and writes the plan,
 //! [`mod@lint`] checks a plan against its snapshot without trusting the planner, and [`mod@explain`] answers
-//! why a job is where it is.
+//! why a job is where it is. [`pack`] and `packed` plan with several
+//! jobs on one GPU, without a proof.
 
 mod classes;
 pub mod explain;
 pub mod fit;
 pub mod lint;
+pub mod pack;
+mod packed;
 pub mod parameters;
 pub mod planner;
 mod speeds;
@@ -20,5 +23,6 @@ mod weights;
 
 pub use explain::{Explanation, explain};
 pub use lint::{Finding, lint};
+pub use packed::plan_packed;
 pub use parameters::{ParameterError, Parameters};
 pub use planner::{Memory, PlanError, Planner};

@@ -28,6 +28,9 @@ pub struct Parameters {
     pub quota: QuotaParams,
     /// Threads for predicting and matching.
     pub threads: usize,
+    /// Whether equal GPUs and equal jobs are collapsed into classes. Exact either way; off, every
+    /// pair is predicted and matched one by one, for measuring what the classes save.
+    pub collapse: bool,
 }
 
 impl Default for Parameters {
@@ -42,6 +45,7 @@ impl Default for Parameters {
             min_speed: 0.02,
             quota: QuotaParams::default(),
             threads: 1,
+            collapse: true,
         }
     }
 }

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use muxflow_types::{
-    GpuSnapshot, GpuType, JobSnapshot, OfflineInput, OnlineInput, PairSpeeds, Percent,
-    ProfileRecord, SmShare, SpeedPredictor, WorkloadName,
+    GpuId, GpuSnapshot, GpuType, JobId, JobSnapshot, OfflineInput, OnlineInput, PairSpeeds,
+    Percent, ProfileRecord, SmShare, SpeedPredictor, WorkloadName,
 };
 
 use super::classes::{Classes, ProfileKey};
@@ -41,8 +41,8 @@ pub(super) fn offline_input(job: &JobSnapshot, gpu_type: &GpuType) -> OfflineInp
     OfflineInput { profile }
 }
 
-type OnlineKey = (GpuType, SmShare, Option<ProfileKey>);
-type OfflineKey = (WorkloadName, Vec<(GpuType, ProfileKey)>);
+type OnlineKey = (Option<GpuId>, GpuType, SmShare, Option<ProfileKey>);
+type OfflineKey = (Option<JobId>, WorkloadName, Vec<(GpuType, ProfileKey)>);
 
 /// Places in the table by key; places of keys that are no longer needed are given out again.
 #[derive(Debug)]
@@ -126,10 +126,12 @@ impl SpeedTable {
         predictor: &dyn SpeedPredictor,
         threads: usize,
     ) -> (Vec<usize>, Vec<usize>) {
-        let online_keys: Vec<OnlineKey> =
-            (0..classes.gpus.len()).map(|c| online_key(classes.gpu(c))).collect();
-        let offline_keys: Vec<OfflineKey> =
-            (0..classes.jobs.len()).map(|c| offline_key(classes.job(c))).collect();
+        let online_keys: Vec<OnlineKey> = (0..classes.gpus.len())
+            .map(|c| online_key(classes.gpu(c), classes.collapsed))
+            .collect();
+        let offline_keys: Vec<OfflineKey> = (0..classes.jobs.len())
+            .map(|c| offline_key(classes.job(c), classes.collapsed))
+            .collect();
         let rows = self.online.renew(&online_keys);
         let columns = self.offline.renew(&offline_keys);
         self.resize();
@@ -246,12 +248,12 @@ impl SpeedTable {
     }
 }
 
-fn online_key(gpu: &GpuSnapshot) -> OnlineKey {
+fn online_key(gpu: &GpuSnapshot, collapsed: bool) -> OnlineKey {
     let profile = gpu.online.as_ref().map(|o| ProfileKey::new(&o.profile));
-    (gpu.gpu_type.clone(), gpu.share, profile)
+    ((!collapsed).then(|| gpu.gpu.clone()), gpu.gpu_type.clone(), gpu.share, profile)
 }
 
-fn offline_key(job: &JobSnapshot) -> OfflineKey {
+fn offline_key(job: &JobSnapshot, collapsed: bool) -> OfflineKey {
     let profiles = job.profiles.iter().map(|(t, p)| (t.clone(), ProfileKey::new(p))).collect();
-    (job.workload.clone(), profiles)
+    ((!collapsed).then(|| job.job.clone()), job.workload.clone(), profiles)
 }

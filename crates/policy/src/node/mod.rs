@@ -3,6 +3,7 @@
 //! Each law is one file and knows nothing of the others; the agent and the simulator join them.
 //! `docs/node-laws.md` explains them in prose, with every parameter and its default.
 
+pub mod budget;
 pub mod builtin;
 pub mod config;
 pub mod fault;

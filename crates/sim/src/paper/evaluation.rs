@@ -8,7 +8,7 @@ use crate::predictors::NamedPredictor;
 use crate::report::render;
 use crate::scenario::Scenario;
 
-fn runs(
+pub(super) fn runs(
     scenario: &Scenario,
     names: &[&str],
     predictor: &NamedPredictor,
@@ -18,7 +18,7 @@ fn runs(
     compare(scenario, &names, predictor, threads, &|_, _, _| {})
 }
 
-fn cells<const N: usize>(row: [&str; N]) -> Vec<String> {
+pub(super) fn cells<const N: usize>(row: [&str; N]) -> Vec<String> {
     row.map(str::to_owned).to_vec()
 }
 
@@ -318,16 +318,9 @@ pub(super) fn deployment(
     options: &PaperOptions,
     predictor: &NamedPredictor,
 ) -> Result<String, SimError> {
-    let mut scenario = generated(options, TRACES[3].1, 3)?;
-    // As many jobs as keep every GPU busy, for two days: production has a backlog.
+    // As many jobs as keep every GPU busy: production has a backlog.
+    let mut scenario = super::beyond::backlog(options)?;
     scenario.horizon_s = 24.0 * 3600.0;
-    let jobs = scenario.jobs.clone();
-    for (i, more) in jobs.iter().cycle().take(jobs.len()).enumerate() {
-        let mut again = more.clone();
-        again.id = format!("{}-again-{i}", again.id);
-        scenario.jobs.push(again);
-    }
-    scenario.jobs.sort_by(|a, b| a.submit_s.total_cmp(&b.submit_s));
     let r = runs(&scenario, &["online-only", "muxflow-s-m"], predictor, options.threads)?;
     let (alone, ours) = (r[0].summary(), r[1].summary());
     let pair = |a: f64, b: f64| format!("{:.0} → {:.0} %", a * 100.0, b * 100.0);

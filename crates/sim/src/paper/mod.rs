@@ -1,6 +1,7 @@
 //! The paper's figures and tables, one by one: ours beside the published number, with a word on the
 //! difference. Everything is computed; the words say what the numbers cannot.
 
+mod beyond;
 mod evaluation;
 mod motivation;
 
@@ -18,6 +19,8 @@ pub struct PaperOptions {
     pub gpus: usize,
     /// Real traces that stand in for A to D, when there are any: name and jobs.
     pub real: Vec<(String, Vec<JobRow>)>,
+    /// Only these of [`SECTIONS`]; empty means all.
+    pub only: Vec<String>,
     /// Threads.
     pub threads: usize,
     /// Seed.
@@ -29,23 +32,37 @@ pub const TRACES: [(&str, usize); 4] = [("A", 1410), ("B", 2600), ("C", 4500), (
 /// How much of all GPUs the jobs of each trace would fill alone over twelve hours.
 pub const FILL: f64 = 0.55;
 
-/// Regenerates everything as one Markdown page. `say` hears what is being done.
+/// The parts of the page, in its order.
+pub const SECTIONS: [&str; 7] =
+    ["motivation", "errors", "testbed", "traces", "predictor", "deployment", "beyond"];
+
+/// Regenerates the wanted parts as one Markdown page. `say` hears what is being done.
 pub fn regenerate(options: &PaperOptions, say: &mut dyn FnMut(&str)) -> Result<String, SimError> {
+    if let Some(unknown) = options.only.iter().find(|s| !SECTIONS.contains(&s.as_str())) {
+        return Err(SimError::Setting {
+            field: "section",
+            value: unknown.clone(),
+            reason: "write motivation, errors, testbed, traces, predictor, deployment or beyond",
+        });
+    }
     let t4 = GpuProfile::built_in("T4")?;
     let predictor = predictors::by_name("mlp", std::slice::from_ref(&t4), options.seed)?;
     let mut out = head(options, &predictor);
-    say("pair matrix and SM-share sweep");
-    out.push_str(&motivation::pairs(&t4)?);
-    out.push_str(&motivation::sweep(&t4)?);
-    say("error classes");
-    out.push_str(&evaluation::errors(options, &predictor)?);
-    say("test bed");
-    out.push_str(&evaluation::testbed(options, &predictor)?);
-    out.push_str(&evaluation::traces(options, &predictor, say)?);
-    say("perceptron shapes");
-    out.push_str(&motivation::perceptrons(&t4, options.seed)?);
-    say("deployment");
-    out.push_str(&evaluation::deployment(options, &predictor)?);
+    for section in SECTIONS {
+        if !options.only.is_empty() && !options.only.iter().any(|s| s == section) {
+            continue;
+        }
+        say(section);
+        out.push_str(&match section {
+            "motivation" => format!("{}{}", motivation::pairs(&t4)?, motivation::sweep(&t4)?),
+            "errors" => evaluation::errors(options, &predictor)?,
+            "testbed" => evaluation::testbed(options, &predictor)?,
+            "traces" => evaluation::traces(options, &predictor, say)?,
+            "predictor" => motivation::perceptrons(&t4, options.seed)?,
+            "deployment" => evaluation::deployment(options, &predictor)?,
+            _ => beyond::all(options, &predictor)?,
+        });
+    }
     Ok(out)
 }
 

@@ -2,18 +2,22 @@
 //! as the real manager's; what differs is who is put where, how tenants share a GPU, and how large a
 //! share is.
 
+mod budgets;
 mod fifo;
 mod muxflow;
 mod muxflow_budget;
 mod muxflow_m;
+mod muxflow_packed;
 mod muxflow_s;
 mod muxflow_s_m;
+mod muxflow_threshold;
 mod online_only;
 mod pb_time_sharing;
 mod planned;
 mod time_sharing;
 
 use muxflow_gpu_model::Rng;
+use muxflow_policy::node::quota::QuotaParams;
 use muxflow_policy::node::share::ShareParams;
 use muxflow_types::{ClusterPlan, ClusterSnapshot, Percent, SmCount, SmShare, SpeedPredictor};
 
@@ -34,6 +38,25 @@ pub trait Policy: Send {
 
     /// Whether the health machine watches each GPU, forbids placement and evicts.
     fn watched(&self) -> bool;
+
+    /// At most so many jobs on one GPU.
+    fn most_jobs(&self) -> usize {
+        1
+    }
+
+    /// How much memory it lends.
+    fn quota(&self) -> QuotaParams {
+        QuotaParams::default()
+    }
+
+    /// Hears before each plan how much slower each service was since the last one (0.1 is 10 %):
+    /// what its monitor measures against short windows with the gate closed.
+    fn observe(&mut self, _services: &[Service], _slower: &[f64]) {}
+
+    /// Where the gate holds the load beside a service, if not at the common set point.
+    fn set_point(&self, _service: usize) -> Option<f64> {
+        None
+    }
 
     /// The share that a GPU lends, given what its service will need.
     fn share(&self, need: Percent, sms: SmCount, service: &Service) -> SmShare;
@@ -58,10 +81,15 @@ const POLICIES: &[(&str, Make)] = &[
     ("muxflow-s", |_| Box::new(muxflow_s::MuxFlowS { matching: planned::Matching::new() })),
     ("muxflow-m", |seed| Box::new(muxflow_m::MuxFlowM { rng: Rng::fork(seed, 51) })),
     ("muxflow-s-m", |seed| Box::new(muxflow_s_m::MuxFlowSM { rng: Rng::fork(seed, 51) })),
-    ("muxflow-budget", |_| {
-        Box::new(muxflow_budget::MuxFlowBudget { matching: planned::Matching::new() })
-    }),
+    ("muxflow-threshold", |_| Box::new(muxflow_threshold::MuxFlowThreshold::default())),
+    ("muxflow-budget", |_| Box::new(muxflow_budget::MuxFlowBudget::default())),
+    ("muxflow-packed", |_| Box::new(muxflow_packed::MuxFlowPacked)),
 ];
+
+/// MuxFlow, planning every GPU and every job one by one: what collapsing equal ones saves.
+pub fn without_classes() -> Box<dyn Policy> {
+    Box::new(muxflow::MuxFlow { matching: planned::Matching::without_classes() })
+}
 
 /// The names of all policies.
 pub fn names() -> Vec<&'static str> {

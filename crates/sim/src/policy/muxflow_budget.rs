@@ -1,16 +1,18 @@
-//! Beyond the paper: in place of one rule for all services, each service states how much slower it may become, and lends by that.
+//! Beyond the paper: each service states how much slower it may become, and lends by that.
 
 use muxflow_gpu_model::Sharing;
 use muxflow_types::{ClusterPlan, ClusterSnapshot, Percent, SmCount, SmShare, SpeedPredictor};
 
-use super::{Policy, dynamic, planned};
+use super::budgets::Budgets;
+use super::{Policy, planned};
 use crate::outcome::Mode;
 use crate::scenario::Service;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct MuxFlowBudget {
-    pub(super) matching: planned::Matching,
+    matching: planned::Matching,
+    budgets: Budgets,
 }
 
 impl Policy for MuxFlowBudget {
@@ -19,7 +21,7 @@ impl Policy for MuxFlowBudget {
     }
 
     fn about(&self) -> &'static str {
-        "beyond the paper: each service has its own slowdown budget"
+        "beyond the paper: each service lends by its own slowdown budget"
     }
 
     fn mode(&self) -> Mode {
@@ -30,8 +32,16 @@ impl Policy for MuxFlowBudget {
         true
     }
 
+    fn observe(&mut self, services: &[Service], slower: &[f64]) {
+        self.budgets.observe(services, slower, |s| s.slowdown_budget);
+    }
+
+    fn set_point(&self, service: usize) -> Option<f64> {
+        self.budgets.set_point(service)
+    }
+
     fn share(&self, need: Percent, sms: SmCount, service: &Service) -> SmShare {
-        dynamic(need, sms, service.slowdown_budget)
+        self.budgets.share(need, sms, service)
     }
 
     fn plan(

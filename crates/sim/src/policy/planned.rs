@@ -4,6 +4,12 @@
 use muxflow_policy::cluster::{Memory, Parameters, Planner, lint};
 use muxflow_types::{ClusterPlan, ClusterSnapshot, SpeedPredictor};
 
+impl Default for Matching {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// The planner of the real manager.
 #[derive(Debug)]
 pub(super) struct Matching {
@@ -14,6 +20,12 @@ pub(super) struct Matching {
 impl Matching {
     pub(super) fn new() -> Self {
         Matching { planner: Planner::new(Parameters::default()).ok(), memory: Memory::default() }
+    }
+
+    /// The same with no classes of equals.
+    pub(super) fn without_classes() -> Self {
+        let parameters = Parameters { collapse: false, ..Parameters::default() };
+        Matching { planner: Planner::new(parameters).ok(), memory: Memory::default() }
     }
 
     pub(super) fn plan(

@@ -1,9 +1,11 @@
 //! The raw Philly trace: one JSON array with a job in each element, more than a gigabyte long, read
-//! element by element.
+//! element by element. An element without end is refused, so that garbage cannot fill the memory.
 
+use std::cell::Cell;
 use std::fmt;
-use std::io::BufRead;
+use std::io::{BufRead, Read};
 use std::path::Path;
+use std::rc::Rc;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor};
@@ -39,7 +41,40 @@ struct Detail {
     gpus: Vec<serde::de::IgnoredAny>,
 }
 
+/// No job of the trace is longer; the longest known has a few thousand attempts.
+const MAX_ELEMENT: u64 = 16 << 20;
+
+/// Where the reader stands.
+#[derive(Default)]
+struct Place {
+    line: Cell<u64>,
+    /// Bytes since the last element began.
+    element: Cell<u64>,
+}
+
+/// Counts lines and bytes, and ends when one element takes too many.
+struct Counted {
+    input: Box<dyn BufRead>,
+    place: Rc<Place>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        if self.place.element.get() > MAX_ELEMENT {
+            return Err(std::io::Error::other(format!(
+                "a job longer than {MAX_ELEMENT} bytes; this is no Philly job log"
+            )));
+        }
+        let n = self.input.read(out)?;
+        let lines = out[..n].iter().filter(|b| **b == b'\n').count();
+        self.place.line.set(self.place.line.get() + lines as u64);
+        self.place.element.set(self.place.element.get() + n as u64);
+        Ok(n)
+    }
+}
+
 struct Jobs<'a> {
+    place: Rc<Place>,
     group: Option<&'a str>,
     rows: &'a mut Vec<RawRow>,
     skipped: &'a mut usize,
@@ -54,6 +89,7 @@ impl<'de> Visitor<'de> for Jobs<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         while let Some(job) = seq.next_element::<Job>()? {
+            self.place.element.set(0);
             if self.group.is_some_and(|g| job.vc.as_deref() != Some(g)) {
                 continue;
             }
@@ -108,11 +144,15 @@ pub(super) fn read(
     rows: &mut Vec<RawRow>,
     skipped: &mut usize,
 ) -> Result<(), SimError> {
-    let mut json = serde_json::Deserializer::from_reader(input);
-    let result = json.deserialize_seq(Jobs { group, rows, skipped }).and_then(|()| json.end());
+    let place = Rc::new(Place::default());
+    let counted = Counted { input, place: Rc::clone(&place) };
+    let mut json = serde_json::Deserializer::from_reader(counted);
+    let jobs = Jobs { place: Rc::clone(&place), group, rows, skipped };
+    let result = json.deserialize_seq(jobs).and_then(|()| json.end());
     result.map_err(|e| SimError::Line {
         path: path.to_owned(),
-        line: e.line() as u64,
+        // The parser does not know the line when the file itself breaks off.
+        line: (e.line() as u64).max(place.line.get() + 1),
         reason: format!("not a Philly job log: {e}"),
     })
 }
