@@ -41,8 +41,9 @@ struct Detail {
     gpus: Vec<serde::de::IgnoredAny>,
 }
 
-/// No job of the trace is longer; the longest known has a few thousand attempts.
-const MAX_ELEMENT: u64 = 16 << 20;
+/// Far beyond what a real job takes (a few kilobytes for each attempt); parsed, an element of this
+/// length takes tens of megabytes at most.
+const MAX_ELEMENT: u64 = 2 << 20;
 
 /// Where the reader stands.
 #[derive(Default)]
