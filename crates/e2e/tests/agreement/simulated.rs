@@ -115,6 +115,10 @@ fn scenario(seed: u64) -> Scenario {
         faults: false,
         graceful_exit: true,
         cancelled: 0.0,
+        fail_prone: 0.0,
+        breaks_after_s: 1_800.0,
+        mark_fail_prone: false,
+        outage_s: 30.0,
         seed,
     }
 }
