@@ -114,7 +114,7 @@ function gpuCard(gpu, points) {
   const strangers = gpu.outside_mps.length
     ? element("p", { class: "warn" }, `processes outside MPS: ${gpu.outside_mps.join(", ")}. ${gpu.outside_mps_remedy ?? ""}`) : null;
   return element("article", { class: "card" }, head, service, job, element("p", {}, facts || "no reading yet"), strangers,
-    gpuChart(points, `GPU ${gpu.index}`));
+    gpuChart(points, `GPU ${gpu.index}`, gpu.online !== undefined));
 }
 
 function serviceRow(view) {

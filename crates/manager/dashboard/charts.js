@@ -31,7 +31,7 @@ function area(points, x, low, high) {
 
 // What a GPU went through: the service's part of SM activity, what offline work adds, and when it was
 // not Healthy. The arrow keys and the pointer read single moments.
-function gpuChart(points, name) {
+function gpuChart(points, name, served) {
   const [width, height, foot] = [300, 84, 14];
   const figure = document.createElement("figure");
   figure.className = "chart";
@@ -48,7 +48,7 @@ function gpuChart(points, name) {
   const x = (p) => ((p.at_us - first) / span) * width;
   const y = (pct) => height - (Math.min(Math.max(pct, 0), 100) / 100) * height;
   const total = (p) => p.sm_activity_pct ?? 0;
-  const online = (p) => (p.offline ? Math.min(p.online_sm_activity_pct ?? 0, total(p)) : total(p));
+  const online = (p) => (!served ? 0 : p.offline ? Math.min(p.online_sm_activity_pct ?? 0, total(p)) : total(p));
   for (const pct of [0, 50, 100]) {
     svg.append(shape("line", { class: "grid", x1: 0, x2: width, y1: y(pct), y2: y(pct) }));
   }
@@ -121,5 +121,5 @@ function eventStrip(events, now_us, tone) {
 }
 
 function clock(at_us) {
-  return new Date(at_us / 1e3).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  return new Date(at_us / 1e3).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 }

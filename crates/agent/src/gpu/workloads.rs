@@ -218,7 +218,9 @@ impl Supervisor {
         }
         let multi_user = self.daemon.as_ref().is_some_and(|daemon| daemon.spec().multi_user);
         let online_user = self.online.as_ref().map(|online| online.launch.user);
-        if !multi_user && online_user.is_some_and(|user| user != spec.user) {
+        // Nobody named is the agent's own user.
+        let uid = |user: Option<(u32, u32)>| user.map_or_else(crate::sys::own_uid, |(uid, _)| uid);
+        if !multi_user && online_user.is_some_and(|user| uid(user) != uid(spec.user)) {
             return self.refuse(
                 name,
                 "the service runs as another user, and its MPS server serves one: set mps.multi_user or run both as one user",
