@@ -14,6 +14,7 @@ pub(crate) fn root() -> PathBuf {
 /// Programs that the tests start, and the Debian package of each.
 const TOOLS: &[(&str, &[&str], &str)] = &[
     ("cc", &["--version"], "gcc"),
+    ("chromium", &["--version"], "chromium"),
     ("git", &["--version"], "git"),
     ("python3", &["-c", "import venv, ensurepip"], "python3-venv"),
 ];

@@ -14,6 +14,7 @@ mod demo;
 mod dist;
 mod kubernetes;
 mod reliability;
+mod screenshots;
 mod soak;
 mod tidy;
 
@@ -60,6 +61,8 @@ enum Task {
     /// A real Kubernetes control plane for tests and for trying things.
     #[command(subcommand)]
     Kubernetes(kubernetes::Action),
+    /// Take the pictures of the dashboard in docs/, with headless Chromium.
+    Screenshots,
     /// House rules: crate edges, module docs, file lengths, words, links.
     Tidy,
 }
@@ -75,6 +78,7 @@ fn main() -> anyhow::Result<std::process::ExitCode> {
         Task::Reliability(args) => reliability::run(&args),
         Task::Soak(args) => soak::run(&args),
         Task::Kubernetes(action) => kubernetes::run(action),
+        Task::Screenshots => screenshots::run(),
         Task::Tidy => tidy::run(),
     }?;
     Ok(std::process::ExitCode::SUCCESS)

@@ -5,6 +5,7 @@
 //! several programs do not build over each other.
 
 pub mod block;
+pub mod browser;
 pub mod build;
 pub mod chaos;
 pub mod job;

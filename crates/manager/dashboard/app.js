@@ -9,11 +9,14 @@ const shown = new Set(["eviction", "fault", "alert", "health", "service", "opera
 const $ = (id) => document.getElementById(id);
 
 // The token comes with the address once and is then kept for this tab.
-const fragment = new URLSearchParams(location.hash.slice(1));
-if (fragment.has("token")) {
+function takeToken() {
+  const fragment = new URLSearchParams(location.hash.slice(1));
+  if (!fragment.has("token")) return;
   sessionStorage.setItem("muxflow-token", fragment.get("token"));
   history.replaceState(null, "", location.pathname);
 }
+takeToken();
+window.addEventListener("hashchange", takeToken);
 
 class SignIn extends Error {}
 

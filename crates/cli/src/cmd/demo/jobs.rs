@@ -1,4 +1,4 @@
-//! The offline jobs of a phase: under the agent, or bare, as plain MPS clients beside it.
+//! The offline jobs of a phase: submitted to the manager, or bare, as plain MPS clients beside it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -8,15 +8,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use muxflow_agent::agent::Agent;
-use muxflow_agent::cgroup::{Limits, encode};
+use muxflow_agent::cgroup::encode;
 use muxflow_agent::environment::{self, GpuSide};
-use muxflow_agent::gpu::{Event, OfflineSpec, Order, StopReason};
-use muxflow_agent::monitor;
-use muxflow_agent::queue::{JobQueue, Left};
-use muxflow_agent::stop::StopLimits;
-use muxflow_policy::retry::RetryParams;
-use muxflow_types::JobId;
+use muxflow_api::events::{EventList, EventView};
+use muxflow_api::jobs::{JobList, Submitted};
+use muxflow_manager::client::Client;
 
 use super::scenario::{Offline, Phase, TRAINED, TRAINING_BATCH};
 
@@ -31,6 +27,7 @@ struct Track {
     since: Option<Instant>,
     on_gpu: Duration,
     output: PathBuf,
+    id: String,
     child: Option<Child>,
     not_before: Option<Instant>,
 }
@@ -47,9 +44,12 @@ impl Track {
 pub(super) struct Jobs {
     offline: Offline,
     tracks: BTreeMap<String, Track>,
-    queue: JobQueue,
-    specs: BTreeMap<String, OfflineSpec>,
+    words: BTreeMap<String, Vec<String>>,
     pipes: PathBuf,
+    state_dir: PathBuf,
+    submitted: bool,
+    looked: Option<Instant>,
+    seen_events: u64,
     /// Jobs that had to leave for the sake of a service or the host.
     pub(super) evictions: u64,
 }
@@ -74,62 +74,91 @@ fn argv(phase: &Phase, name: &str) -> Vec<String> {
     words.to_vec()
 }
 
+/// The manager is asked this often.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
 impl Jobs {
-    pub(super) fn new(phase: &Phase, retry: RetryParams) -> anyhow::Result<Self> {
+    pub(super) fn new(phase: &Phase) -> Self {
         let count = if phase.offline == Offline::None { 0 } else { phase.jobs };
-        let (mut tracks, mut specs) = (BTreeMap::new(), BTreeMap::new());
+        let (mut tracks, mut words) = (BTreeMap::new(), BTreeMap::new());
         for index in 0..count {
             let name = format!("train-{index}");
-            let spec = OfflineSpec {
-                job: JobId::new(&name)?,
-                argv: argv(phase, &name),
-                env: BTreeMap::new(),
-                cwd: "/".into(),
-                user: None,
-                limits: Limits::default(),
-                share: None,
-                quota: None,
-                stop: StopLimits { checkpoint_ms: 500, ..StopLimits::default() },
-            };
-            let output = match phase.offline {
-                Offline::Bare => phase.dir.join(format!("{name}.log")),
-                _ => {
-                    let dir = phase.dir.join("state/workloads");
-                    dir.join(encode(&format!("offline-{name}"))).join("stdout.log")
-                }
-            };
-            specs.insert(name.clone(), spec);
+            let output = phase.dir.join(format!("{name}.log"));
+            words.insert(name.clone(), argv(phase, &name));
             tracks.insert(name, Track { output, ..Track::default() });
         }
-        let waiting = match phase.offline {
-            Offline::Protected => specs.values().cloned().collect(),
-            _ => Vec::new(),
-        };
-        Ok(Jobs {
+        Jobs {
             offline: phase.offline,
             tracks,
-            queue: JobQueue::new(waiting, retry),
-            specs,
+            words,
             pipes: phase.run_dir.join("mps"),
+            state_dir: phase.dir.join("state/agent/workloads"),
+            submitted: false,
+            looked: None,
+            seen_events: 0,
             evictions: 0,
-        })
+        }
     }
 
-    /// Starts what can be started.
-    pub(super) fn tick(&mut self, agent: &Agent) -> anyhow::Result<()> {
+    /// Starts what can be started. Returns what happened.
+    pub(super) fn tick(
+        &mut self,
+        client: &Client,
+        gpus: &[String],
+    ) -> anyhow::Result<Vec<EventView>> {
         match self.offline {
-            Offline::None => Ok(()),
-            Offline::Protected => {
-                for uuid in agent.gpus() {
-                    let Some(status) = agent.status(uuid) else { continue };
-                    if let Some(spec) = self.queue.next_for(&status, monitor::now()) {
-                        agent.order(uuid, Order::StartOffline(Box::new(spec)))?;
-                    }
-                }
-                Ok(())
-            }
-            Offline::Bare => self.tick_bare(agent.gpus()),
+            Offline::None => {}
+            Offline::Protected if !self.submitted => self.submit(client)?,
+            Offline::Protected => {}
+            Offline::Bare => self.tick_bare(gpus)?,
         }
+        if self.looked.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+            return Ok(Vec::new());
+        }
+        self.looked = Some(Instant::now());
+        if self.offline == Offline::Protected {
+            self.look(client)?;
+        }
+        let list: EventList = client.get(&format!("/v1/events?after={}", self.seen_events))?;
+        self.seen_events = list.next;
+        // Those that left because of an error are counted as errors.
+        let for_service =
+            |event: &&EventView| event.kind == "eviction" && !event.text.contains("fault");
+        let evicted = list.items.iter().filter(for_service).count();
+        self.evictions += evicted as u64;
+        Ok(list.items)
+    }
+
+    /// As anybody would: through the manager's socket.
+    fn submit(&mut self, client: &Client) -> anyhow::Result<()> {
+        for (name, words) in &self.words {
+            let job = serde_json::json!({
+                "name": name, "command": words, "cwd": "/", "retries": 20,
+                "checkpoint": { "window_s": 1 },
+            });
+            let made: Submitted = client.post("/v1/jobs", &job)?;
+            if let Some(track) = self.tracks.get_mut(name) {
+                let dir = self.state_dir.join(encode(&format!("offline-{}", made.id)));
+                track.output = dir.join("stdout.log");
+                track.id = made.id;
+            }
+        }
+        self.submitted = true;
+        Ok(())
+    }
+
+    fn look(&mut self, client: &Client) -> anyhow::Result<()> {
+        let list: JobList = client.get("/v1/jobs?limit=100")?;
+        for track in self.tracks.values_mut() {
+            let job = list.items.iter().find(|job| job.id == track.id);
+            let gpu = job.filter(|job| job.state.holds_gpu()).and_then(|job| job.gpu.clone());
+            if gpu != track.gpu {
+                track.left();
+                track.since = gpu.as_ref().map(|_| Instant::now());
+                track.gpu = gpu;
+            }
+        }
+        Ok(())
     }
 
     fn tick_bare(&mut self, gpus: &[String]) -> anyhow::Result<()> {
@@ -145,8 +174,8 @@ impl Jobs {
             if track.child.is_some() || track.not_before.is_some_and(|at| now < at) {
                 continue;
             }
-            let Some(spec) = self.specs.get(name) else { continue };
-            let child = start_bare(spec, gpu, &self.pipes, &track.output)?;
+            let Some(words) = self.words.get(name) else { continue };
+            let child = start_bare(words, gpu, &self.pipes, &track.output)?;
             track.pid = Some(child.id());
             track.child = Some(child);
             track.gpu = Some(gpu.clone());
@@ -155,45 +184,17 @@ impl Jobs {
         Ok(())
     }
 
-    /// What the agent tells. Returns what a person should read.
-    pub(super) fn note(&mut self, gpu: &str, event: &Event) -> Option<String> {
-        match event {
-            Event::JobStarted { job, pid, share, .. } => {
-                let track = self.tracks.get_mut(job.as_str())?;
-                track.pid = Some(*pid);
-                track.gpu = Some(gpu.to_owned());
-                track.since = Some(Instant::now());
-                Some(format!("{job} runs on {:.0} % of the SMs", share.percent().value()))
-            }
-            Event::JobEnded { job, reason, requeue, .. } => {
-                let how = match (requeue, reason.is_some()) {
-                    (false, _) => Left::Finished,
-                    (true, true) => Left::Evicted,
-                    (true, false) => Left::Failed,
-                };
-                self.queue.left(job, how, monitor::now());
-                self.tracks.get_mut(job.as_str())?.left();
-                match reason {
-                    Some(why @ (StopReason::Health(_) | StopReason::Host(_))) => {
-                        self.evictions += 1;
-                        Some(format!("{job} evicted: {why}"))
-                    }
-                    Some(why) => Some(format!("{job} stopped: {why}")),
-                    None => Some(format!("{job} left by itself")),
-                }
-            }
-            Event::JobRefused { job, .. } => {
-                self.queue.left(job, Left::Evicted, monitor::now());
-                None
-            }
-            _ => None,
-        }
+    /// The job on a GPU with its process.
+    pub(super) fn on(&self, gpu: &str) -> Option<(&str, Option<u32>)> {
+        let (name, track) = self.tracks.iter().find(|(_, t)| t.gpu.as_deref() == Some(gpu))?;
+        let found = || process_with(&format!("{name}.checkpoint"));
+        Some((name, track.pid.or_else(found)))
     }
 
-    /// The job on a GPU with its process.
-    pub(super) fn on(&self, gpu: &str) -> Option<(&str, u32)> {
-        let (name, track) = self.tracks.iter().find(|(_, t)| t.gpu.as_deref() == Some(gpu))?;
-        Some((name, track.pid?))
+    /// The name of the job on a GPU.
+    pub(super) fn name_on(&self, gpu: &str) -> Option<&str> {
+        let on = |(_, track): &(&String, &Track)| track.gpu.as_deref() == Some(gpu);
+        self.tracks.iter().find(on).map(|(name, _)| name.as_str())
     }
 
     /// Seconds on GPUs so far, all jobs together.
@@ -226,15 +227,27 @@ pub(super) fn last_iteration(output: &Path) -> u64 {
     lines.find_map(|line| line.strip_prefix("iteration ")?.parse().ok()).unwrap_or(0)
 }
 
-fn start_bare(spec: &OfflineSpec, gpu: &str, pipes: &Path, output: &Path) -> anyhow::Result<Child> {
+/// The process of ours with this word in its arguments.
+fn process_with(word: &str) -> Option<u32> {
+    let entries = std::fs::read_dir("/proc").ok()?;
+    let mut pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    pids.find(|pid| {
+        let text = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut words = text.split(|byte| *byte == 0);
+        words.next().is_some_and(|first| first.ends_with(b"muxflow-example-training"))
+            && words.any(|argument| argument.ends_with(word.as_bytes()))
+    })
+}
+
+fn start_bare(words: &[String], gpu: &str, pipes: &Path, output: &Path) -> anyhow::Result<Child> {
     let dir = pipes.join(encode(gpu));
     let (pipe, log) = (dir.join("pipe"), dir.join("log"));
     let side = GpuSide { uuid: gpu, mps_pipe_dir: Some(&pipe), mps_log_dir: Some(&log) };
-    let env = environment::online(std::env::vars().collect(), &spec.env, side);
+    let env = environment::online(std::env::vars().collect(), &BTreeMap::new(), side);
     let append = || File::options().create(true).append(true).open(output);
     let out = append().with_context(|| format!("cannot write {}", output.display()))?;
-    let child = Command::new(&spec.argv[0])
-        .args(&spec.argv[1..])
+    let child = Command::new(&words[0])
+        .args(&words[1..])
         .env_clear()
         .envs(env)
         .stdin(Stdio::null())
@@ -242,7 +255,7 @@ fn start_bare(spec: &OfflineSpec, gpu: &str, pipes: &Path, output: &Path) -> any
         .stdout(out)
         .process_group(0)
         .spawn();
-    child.with_context(|| format!("cannot start {}", spec.argv[0]))
+    child.with_context(|| format!("cannot start {}", words[0]))
 }
 
 /// How many iterations per second a job does alone on the first GPU.

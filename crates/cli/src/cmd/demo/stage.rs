@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use muxflow_agent::agent::Agent;
 use muxflow_agent::cgroup::encode;
-use muxflow_agent::config::AgentConfig;
-use muxflow_agent::gpu::Event;
 use muxflow_agent::mps::control::MpsControl;
 use muxflow_agent::{monitor, sys};
 use muxflow_api::service::{HealthDeclaration, ServiceDeclaration, ServiceView};
-use muxflow_services::executor::AgentExecutor;
+use muxflow_manager::client::{Client, Place};
+use muxflow_manager::config::UpConfig;
+use muxflow_manager::hosting::Hosting;
+use muxflow_manager::up::Up;
 use muxflow_services::manager::ServiceManager;
 use muxflow_types::Micros;
 
@@ -41,8 +41,9 @@ pub(super) struct Interrupted;
 
 struct Stage<'a> {
     phase: &'a Phase,
-    agent: Agent,
-    services: ServiceManager,
+    up: Up,
+    hosting: Hosting,
+    client: Client,
     runtime: tokio::runtime::Runtime,
     jobs: Jobs,
     records: Vec<Record>,
@@ -95,14 +96,17 @@ fn config_text(phase: &Phase) -> anyhow::Result<String> {
     std::fs::OpenOptions::new().create(true).append(true).open(&kernel_log)?;
     let defences = match phase.offline {
         Offline::Bare => {
-            "[defences]\ngate = false\neviction = false\nquota = false\nclean_stop = false\nerror_response = false\n"
+            "[agent.defences]\ngate = false\neviction = false\nquota = false\nclean_stop = false\nerror_response = false\n"
         }
         _ => "",
     };
     Ok(format!(
-        "state_dir = '{}'\nrun_dir = '{}'\ninterposer = '{}'\nmetrics = ''\nkernel_log = '{}'\ncgroup_parent = '{}'\npass_env = ['MUXFLOW_EMULATED_DIR']\nlaws = 'laws.toml'\n{defences}",
+        "state_dir = '{}'\nrun_dir = '{}'\nlisten = '127.0.0.1:{}'\n[[token]]\nuser = '{}'\ntoken = '{}'\n[profiler]\nenabled = false\n[agent]\ninterposer = '{}'\nmetrics = ''\nkernel_log = '{}'\ncgroup_parent = '{}'\npass_env = ['MUXFLOW_EMULATED_DIR']\nlaws = 'laws.toml'\n{defences}",
         phase.dir.join("state").display(),
         phase.run_dir.display(),
+        phase.port,
+        sys::own_uid(),
+        phase.label,
         phase.programs.interposer.display(),
         kernel_log.display(),
         phase.label,
@@ -152,23 +156,31 @@ fn declaration(phase: &Phase, service: &Served) -> ServiceDeclaration {
 impl<'a> Stage<'a> {
     fn start(phase: &'a Phase, view: View, signals: &'a OwnedFd) -> anyhow::Result<Self> {
         std::fs::write(phase.dir.join("laws.toml"), LAWS)?;
-        let path = phase.dir.join("agent.toml");
+        let path = phase.dir.join("up.toml");
         std::fs::write(&path, config_text(phase)?)?;
-        let config = AgentConfig::read(&path)?;
-        let agent = Agent::start(&config, child_program()?)?;
+        let config = UpConfig::read(&path)?;
+        let mut hosting = None;
+        let up = Up::start(&config, child_program()?, |agent, _| {
+            let hosted = hosting.insert(Hosting::start(agent, &config.state_dir)?);
+            Ok(hosted.extras())
+        })?;
+        let server = up.server().context("the manager does not listen")?;
+        let client = Client::new(Place::Socket(server.socket().to_owned()))?;
+        let mut view = view;
+        if let Some(address) = server.address() {
+            view.line(&format!("dashboard: http://{address}/dashboard#token={}", phase.label));
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()
             .context("cannot start a runtime")?;
-        let executor = Arc::new(AgentExecutor::new(agent.handle()));
-        let dir = phase.dir.join("services");
-        let services = ServiceManager::start(executor, &dir, runtime.handle().clone())?;
         Ok(Stage {
             phase,
-            jobs: Jobs::new(phase, config.laws.retry)?,
-            agent,
-            services,
+            jobs: Jobs::new(phase),
+            hosting: hosting.context("nothing is hosted")?,
+            up,
+            client,
             runtime,
             records: phase.services.iter().map(|_| Record::default()).collect(),
             view,
@@ -179,17 +191,25 @@ impl<'a> Stage<'a> {
         })
     }
 
+    fn agent(&self) -> &Agent {
+        self.up.agent()
+    }
+
+    fn services(&self) -> &ServiceManager {
+        &self.hosting.services
+    }
+
     fn play(&mut self) -> anyhow::Result<PhaseResult> {
         let mut fronts = Vec::new();
         for service in &self.phase.services {
-            fronts.push(self.services.declare(&declaration(self.phase, service))?);
+            fronts.push(self.services().declare(&declaration(self.phase, service))?);
         }
         self.wait_until_ready()?;
         // The first requests load code and memory; they are no part of the day.
         for front in &fronts {
             self.runtime.block_on(load::warm_up(*front));
         }
-        for index in 0..self.agent.gpus().len() {
+        for index in 0..self.agent().gpus().len() {
             // A client that dies with work in flight takes its neighbours along: the worst that MPS does.
             self.fault(index, None, &["kill-propagates", "100"])?;
         }
@@ -214,7 +234,7 @@ impl<'a> Stage<'a> {
         let deadline = Instant::now() + READY_WITHIN;
         let wanted: u32 = self.phase.services.iter().map(|service| service.replicas).sum();
         loop {
-            let views = self.services.list();
+            let views = self.services().list();
             let all = views.iter().flat_map(|view| &view.replicas);
             let ready = all.filter(|replica| replica.state == "ready").count();
             if ready >= wanted as usize {
@@ -225,7 +245,6 @@ impl<'a> Stage<'a> {
             }
             let late = Instant::now() > deadline;
             anyhow::ensure!(!late, "only {ready} of {wanted} replicas are ready: {views:#?}");
-            self.drain_events();
             std::thread::sleep(TICK);
         }
     }
@@ -241,15 +260,14 @@ impl<'a> Stage<'a> {
             if interrupted(self.signals) {
                 return Err(Interrupted.into());
             }
-            self.jobs.tick(&self.agent)?;
-            self.drain_events();
+            self.look_after_jobs()?;
             if fault_due && at_s >= FAULT_AT * self.phase.day_s {
                 fault_due = !self.break_memory(at_s)?;
             }
             if sigterm_due && at_s >= SIGTERM_AT * self.phase.day_s {
                 sigterm_due = !self.terminate(at_s)?;
             }
-            let views = self.services.list();
+            let views = self.services().list();
             self.watch_replicas(&views, last.elapsed().as_secs_f64(), at_s);
             last = Instant::now();
             let glance = self.glance(&views, at_s);
@@ -258,33 +276,30 @@ impl<'a> Stage<'a> {
         }
     }
 
-    fn drain_events(&mut self) {
-        while let Some((gpu, event)) = self.agent.next_event(Duration::ZERO) {
-            let number = self.agent.gpus().iter().position(|uuid| *uuid == gpu).unwrap_or(0);
-            let text = match &event {
-                Event::Fault { seen, took, .. } => {
-                    Some(format!("{} answered in {took}", seen.fault))
-                }
-                event => self.jobs.note(&gpu, event),
-            };
-            if let Some(text) = text {
-                self.view.event(&format!("GPU {number}: {text}"));
+    fn look_after_jobs(&mut self) -> anyhow::Result<()> {
+        let gpus = self.agent().gpus().to_vec();
+        for event in self.jobs.tick(&self.client, &gpus)? {
+            let number = event.gpu.and_then(|gpu| gpus.iter().position(|uuid| *uuid == gpu));
+            let place = number.map_or_else(String::new, |number| format!("GPU {number}: "));
+            if matches!(event.kind.as_str(), "eviction" | "fault" | "job" | "alert") {
+                self.view.event(&format!("{place}{}", event.text));
             }
         }
+        Ok(())
     }
 
     /// The GPU of a service with one replica: there nobody can stand in for it.
     fn gpu_of(&self, service: &str) -> Option<usize> {
-        let views = self.services.list();
+        let views = self.services().list();
         let view = views.iter().find(|view| view.declared.name == service)?;
         let gpu = &view.replicas.first()?.gpu;
-        self.agent.gpus().iter().position(|uuid| uuid == gpu)
+        self.agent().gpus().iter().position(|uuid| uuid == gpu)
     }
 
     fn victim(&self, service: &str) -> Option<(usize, String, u32)> {
         let index = self.gpu_of(service)?;
-        let (job, pid) = self.jobs.on(self.agent.gpus().get(index)?)?;
-        Some((index, job.to_owned(), pid))
+        let (job, pid) = self.jobs.on(self.agent().gpus().get(index)?)?;
+        Some((index, job.to_owned(), pid?))
     }
 
     /// A job touches memory that is not its own.
@@ -352,8 +367,8 @@ impl<'a> Stage<'a> {
 
     fn glance(&self, views: &[ServiceView], at_s: f64) -> Glance {
         let gpu = |(index, uuid): (usize, &String)| {
-            let status = self.agent.status(uuid);
-            let sample = self.agent.shared(uuid).and_then(|s| s.monitor.published().sample);
+            let status = self.agent().status(uuid);
+            let sample = self.agent().shared(uuid).and_then(|s| s.monitor.published().sample);
             let service = views.iter().find_map(|view| {
                 let replica = view.replicas.iter().find(|replica| replica.gpu == *uuid)?;
                 Some((replica, view.declared.slo_ms))
@@ -366,20 +381,20 @@ impl<'a> Stage<'a> {
                 p99_ms: service.and_then(|(replica, _)| replica.latency.p99_ms),
                 slo_ms: service.and_then(|(_, slo)| slo),
                 sm_activity_pct: sample.and_then(|s| s.sm_activity).map_or(0.0, |p| p.value()),
-                job: self.jobs.on(uuid).map(|(job, _)| job.to_owned()),
+                job: self.jobs.name_on(uuid).map(str::to_owned),
                 budget: status.map_or(0.0, |s| s.budget),
                 gated: self.phase.offline == Offline::Protected,
             }
         };
-        let gpus = self.agent.gpus().iter().enumerate().map(gpu).collect();
+        let gpus = self.agent().gpus().iter().enumerate().map(gpu).collect();
         Glance { at_s, gpus, iterations: self.jobs.iterations(), solo_per_s: self.phase.solo_per_s }
     }
 
     fn result(&mut self, iterations: u64, on_gpu_s: f64, span: Micros) -> PhaseResult {
         let now = monitor::now();
         let (mut util, mut activity) = (Mean::default(), Mean::default());
-        for uuid in self.agent.gpus() {
-            let Some(shared) = self.agent.shared(uuid) else { continue };
+        for uuid in self.agent().gpus() {
+            let Some(shared) = self.agent().shared(uuid) else { continue };
             for sample in shared.monitor.history(now, span) {
                 util.add(sample.gpu_util.map(|p| p.value()));
                 activity.add(sample.sm_activity.map(|p| p.value()));
@@ -398,7 +413,7 @@ impl<'a> Stage<'a> {
         PhaseResult {
             offline: self.phase.offline,
             day_s: self.phase.day_s,
-            gpus: u32::try_from(self.agent.gpus().len()).unwrap_or(u32::MAX),
+            gpus: u32::try_from(self.agent().gpus().len()).unwrap_or(u32::MAX),
             services: services
                 .map(|(service, record)| service_result(service, &record.all()))
                 .collect(),
@@ -419,12 +434,13 @@ impl<'a> Stage<'a> {
         self.jobs.end();
         for service in &self.phase.services {
             drop(self.runtime.block_on(async {
-                let leaving = self.services.remove(&service.name);
+                let leaving = self.services().remove(&service.name);
                 tokio::time::timeout(Duration::from_secs(8), leaving).await
             }));
         }
-        let gpus: Vec<String> = self.agent.gpus().to_vec();
-        self.agent.shutdown();
+        let gpus: Vec<String> = self.agent().gpus().to_vec();
+        drop(self.hosting);
+        self.up.shutdown();
         for uuid in gpus {
             // MPS outlives an agent by design; the demo ends it.
             let pipe = self.phase.run_dir.join("mps").join(encode(&uuid)).join("pipe");

@@ -1,0 +1,308 @@
+//! The dashboard in a real browser, fed by a real `muxflow up` on emulated GPUs.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and says what it skips"
+)]
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use muxflow_e2e::browser::{self, Browser};
+use muxflow_e2e::build::{must, target, xcuda};
+
+const LONG: Duration = Duration::from_secs(120);
+const TOKEN: &str = "a-token-of-this-test";
+
+/// `muxflow up` inside an emulated node, with everything it may leave behind.
+struct World {
+    dir: tempfile::TempDir,
+    label: String,
+    built: PathBuf,
+    node: Child,
+    port: u16,
+    asking: Arc<AtomicBool>,
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn build() -> PathBuf {
+    let parts =
+        ["cli", "emulated-gpu", "emulated-cuda", "emulated-nvml", "emulated-dcgm", "examples"];
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    for part in parts {
+        build.args(["-p", &format!("muxflow-{part}")]);
+    }
+    must(&mut build);
+    target().join("debug").canonicalize().unwrap()
+}
+
+impl World {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let label = format!("muxflow-page-{}", std::process::id());
+        let (built, port) = (build(), free_port());
+        let node = dir.path().join("node");
+        let text = format!(
+            "state_dir = '{0}/state'\nrun_dir = '/dev/shm/{label}'\nlisten = '127.0.0.1:{port}'\n\
+             [[token]]\nuser = 'root'\ntoken = '{TOKEN}'\n[profiler]\nwindow_s = 2\nwait_s = 1\n\
+             [agent]\ninterposer = '{1}'\nmetrics = ''\nkernel_log = '{0}/node/kernel.log'\n\
+             cgroup_parent = '{label}'\npass_env = ['MUXFLOW_EMULATED_DIR']\n",
+            dir.path().display(),
+            xcuda().display(),
+        );
+        std::fs::write(dir.path().join("up.toml"), text).unwrap();
+        std::fs::create_dir(&node).unwrap();
+        std::fs::write(node.join("kernel.log"), "").unwrap();
+        let log = std::fs::File::create(dir.path().join("up.log")).unwrap();
+        let node = Command::new(built.join("muxflow-emulated-node"))
+            .args(["--gpus", "t4x4", "--time-factor", "0.5", "--dir"])
+            .arg(&node)
+            .arg("--")
+            .arg(built.join("muxflow"))
+            .args(["up", "--config"])
+            .arg(dir.path().join("up.toml"))
+            .env("MUXFLOW_TEST_LABEL", &label)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let asking = Arc::new(AtomicBool::new(true));
+        let world = World { dir, label, built, node, port, asking };
+        world.until("the manager answers", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        world
+    }
+
+    fn until(&self, what: &str, holds: impl Fn() -> bool) {
+        let deadline = Instant::now() + LONG;
+        while !holds() {
+            let log = std::fs::read_to_string(self.dir.path().join("up.log")).unwrap_or_default();
+            assert!(Instant::now() < deadline, "never: {what}\n{log}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn muxflow(&self, words: &[&str]) -> String {
+        let output = Command::new(self.built.join("muxflow"))
+            .args(words)
+            .env("MUXFLOW_SOCKET", format!("/dev/shm/{}/manager.sock", self.label))
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "muxflow {words:?}: {errors}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn page(&self) -> String {
+        format!("http://127.0.0.1:{}/dashboard#token={TOKEN}", self.port)
+    }
+
+    /// Two services with requests, jobs beside them, and one error.
+    fn fill(&self) {
+        for (name, replicas) in [("ranking", 2), ("vision", 1)] {
+            let port = free_port();
+            let declared = serde_json::json!({
+                "name": name, "port": port, "min_replicas": replicas, "max_replicas": replicas, "slo_ms": 120,
+                "command": [self.built.join("muxflow-example-inference"), "--network", "resnet50", "--batch", "4",
+                    "--rate", "0", "--seconds", "0", "--listen", "127.0.0.1:{port}"],
+                "health": { "every_ms": 250 },
+            });
+            let path = self.dir.path().join(format!("{name}.json"));
+            std::fs::write(&path, declared.to_string()).unwrap();
+            self.muxflow(&["service", "declare", path.to_str().unwrap()]);
+            let asking = Arc::clone(&self.asking);
+            std::thread::spawn(move || {
+                while asking.load(Ordering::Relaxed) {
+                    ask(port);
+                    std::thread::sleep(Duration::from_millis(70));
+                }
+            });
+        }
+        self.until("replicas serve", || {
+            let list = self.muxflow(&["service", "list"]);
+            list.contains("2 of 2") && list.contains("1 of 1")
+        });
+        let trainer = self.built.join("muxflow-example-training");
+        for index in 0..6 {
+            let name = format!("train-{index}");
+            let words = ["submit", "--name", &name, "--", trainer.to_str().unwrap(), "--network"];
+            self.muxflow(
+                &[&words[..], &["mobilenet-v2", "--batch", "256", "--iterations", "0"]].concat(),
+            );
+        }
+        self.until("jobs run", || self.muxflow(&["jobs"]).matches("running").count() >= 2);
+    }
+
+    fn fault(&self, words: &[&str]) {
+        let mut fault = Command::new(self.built.join("muxflow-emulated-fault"));
+        must(fault.arg("--dir").arg(self.dir.path().join("node")).args(words));
+    }
+}
+
+fn ask(port: u16) -> Option<()> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    stream.write_all(b"GET /infer HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+    stream.read_to_end(&mut Vec::new()).ok().map(drop)
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.asking.store(false, Ordering::Relaxed);
+        // Services and MPS outlive a manager by design; the test ends everything that has its label.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let mut left = 0;
+            for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+                let Some(pid) = entry.file_name().to_str().and_then(|t| t.parse::<i32>().ok())
+                else {
+                    continue;
+                };
+                let named = ["environ", "cmdline", "cgroup"].iter().any(|file| {
+                    let text = std::fs::read(entry.path().join(file)).unwrap_or_default();
+                    String::from_utf8_lossy(&text).contains(&self.label)
+                        || String::from_utf8_lossy(&text)
+                            .contains(self.dir.path().to_str().unwrap())
+                });
+                if named && pid != i32::try_from(std::process::id()).unwrap() {
+                    left += 1;
+                    // SAFETY: a plain system call; the process carries this test's label.
+                    unsafe { libc::kill(pid, libc::SIGKILL) };
+                }
+            }
+            drop(self.node.try_wait());
+            if left == 0 || Instant::now() > deadline {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        drop(self.node.wait());
+        drop(std::fs::remove_dir_all(Path::new("/dev/shm").join(&self.label)));
+        for top in std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
+            remove_groups(&top.path().join(&self.label));
+        }
+        remove_groups(&Path::new("/sys/fs/cgroup").join(&self.label));
+    }
+}
+
+fn remove_groups(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            remove_groups(&entry.path());
+        }
+    }
+    drop(std::fs::remove_dir(dir));
+}
+
+/// The browser, or a loud word that it is missing; with `CI` set that is a failure.
+fn browser(world: &World) -> Option<Browser> {
+    match browser::program() {
+        Some(program) => Some(Browser::start(program, &world.dir.path().join("browser"))),
+        None => {
+            let text = "no Chromium on this machine: the dashboard was not tested; apt-get install chromium";
+            assert!(std::env::var_os("CI").is_none(), "{text}");
+            println!("SKIPPED: {text}");
+            None
+        }
+    }
+}
+
+#[test]
+fn the_page_shows_what_runs_and_can_be_used_by_keyboard_on_a_small_screen() {
+    let world = World::start();
+    let Some(mut page) = browser(&world) else { return };
+    page.appear(1200, 900, false);
+    page.open(&format!("http://127.0.0.1:{}/", world.port));
+    page.wait("it asks for a token", "document.getElementById('sign-in')?.hidden === false");
+    page.errors.clear(); // A browser logs every 401.
+    page.open(&world.page());
+    page.wait("it is there", "document.body.dataset.ready === 'yes'");
+    let text = page.value("document.body.innerText");
+    let says = |text: &serde_json::Value, what: &str| text.as_str().unwrap().contains(what);
+    assert!(says(&text, "No service is declared") && says(&text, "The queue is empty"), "{text}");
+    assert!(says(&text, "muxflow submit"), "empty states say what to do next: {text}");
+    world.fill();
+    page.wait(
+        "services are there",
+        "document.querySelectorAll('#service-list tbody tr').length === 2",
+    );
+    page.wait(
+        "pairings are there",
+        "document.querySelectorAll('#pairing-list tbody tr').length >= 2",
+    );
+    page.wait(
+        "jobs wait and say why",
+        "/train-5/.test(document.getElementById('job-list').innerText)",
+    );
+    page.wait("GPUs have a past", "document.querySelectorAll('#gpu-list .a-online').length === 4");
+    page.wait(
+        "latency is held against the SLO",
+        "/of 120 ms/.test(document.getElementById('service-list').innerText)",
+    );
+    world.fault(&["--gpu", "0", "throttle", "600"]);
+    page.wait("an eviction is on the time line",
+        "/eviction/.test(document.getElementById('event-list').innerText) || /Overlimit/.test(document.getElementById('event-list').innerText)");
+    // By keyboard: from the skip link through the sections to the charts and filters.
+    page.value("document.activeElement.blur()");
+    let mut visited = Vec::new();
+    for _ in 0..24 {
+        page.press("Tab", 9);
+        let at = page.value("(document.activeElement.textContent || '').trim().slice(0, 20) + '|' + document.activeElement.tagName + '|' + document.activeElement.id");
+        visited.push(at.as_str().unwrap().to_owned());
+    }
+    assert!(visited[0].starts_with("Skip"), "{visited:?}");
+    assert!(
+        visited.iter().any(|at| at.contains("|svg|")),
+        "charts can be read by key: {visited:?}"
+    );
+    assert!(visited.iter().any(|at| at.contains("kind-")), "filters can be reached: {visited:?}");
+    for (width, dark) in [(1200, true), (360, false)] {
+        page.appear(width, 800, dark);
+        let wide = page
+            .value("document.documentElement.scrollWidth - document.documentElement.clientWidth");
+        assert_eq!(wide, 0, "nothing is wider than {width} pixels");
+    }
+    assert!(page.errors.is_empty(), "{:#?}", page.errors);
+}
+
+#[test]
+#[ignore = "writes docs/dashboard-*.png: cargo xtask screenshots"]
+fn screenshots() {
+    let world = World::start();
+    let mut page = browser(&world).expect("Chromium is needed: apt-get install chromium");
+    world.fill();
+    page.open(&world.page());
+    page.wait("it is there", "document.body.dataset.ready === 'yes'");
+    // Long enough for the charts to show something.
+    std::thread::sleep(Duration::from_secs(25));
+    world.fault(&["--gpu", "3", "throttle", "600"]);
+    std::thread::sleep(Duration::from_secs(5));
+    world.fault(&["--gpu", "3", "throttle", "0"]);
+    std::thread::sleep(Duration::from_secs(15));
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    for (name, width, height, dark) in
+        [("light", 1200, 1000, false), ("dark", 1200, 1000, true), ("small", 390, 844, false)]
+    {
+        page.appear(width, height, dark);
+        std::thread::sleep(Duration::from_millis(1500));
+        let data = page.picture();
+        let path = docs.join(format!("dashboard-{name}.png"));
+        let mut decode = Command::new("base64");
+        decode.arg("-d").stdin(Stdio::piped());
+        let out = std::fs::File::create(&path).unwrap();
+        let mut child = decode.stdout(out).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(data.as_bytes()).unwrap();
+        assert!(child.wait().unwrap().success());
+        println!("{}", path.display());
+    }
+}
