@@ -20,7 +20,7 @@ const PACKAGES_13: [&str; 4] = [
     "nvidia-cuda-runtime==13.4.92",
     "nvidia-nvml-dev==13.4.92",
     "nvidia-cuda-crt==13.4.92",
-    "nvidia-cuda-profiler-api",
+    "nvidia-cuda-profiler-api==13.4.92",
 ];
 
 /// The workspace.
@@ -31,6 +31,10 @@ pub(crate) fn root() -> PathBuf {
 /// The headers, from the cache or from PyPI.
 pub(crate) fn fetch() -> Result<Headers> {
     let dir = root().join("target/headers");
+    std::fs::create_dir_all(&dir)?;
+    // Two tests ask for them at the same moment; without a lock one reads what the other unpacks.
+    let lock = std::fs::File::create(dir.join("lock"))?;
+    lock.lock().with_context(|| format!("locking {}", dir.display()))?;
     install(&dir.join("12"), &PACKAGES_12)?;
     install(&dir.join("13"), &PACKAGES_13)?;
     Ok(Headers {
