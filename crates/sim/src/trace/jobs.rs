@@ -169,7 +169,7 @@ fn shorten(text: &str) -> String {
 /// Reads a trace of jobs of any known kind. `group` keeps only one virtual cluster (Philly, Helios)
 /// or quality class (openb).
 pub fn read_jobs(path: &Path, group: Option<&str>, multi: MultiGpu) -> Result<JobTrace, SimError> {
-    let (mut input, _) = lines::open(path)?;
+    let (mut input, gzip) = lines::open(path)?;
     let first = std::io::BufRead::fill_buf(&mut input)
         .map(|b| b.iter().copied().find(|c| !c.is_ascii_whitespace()))
         .unwrap_or(None);
@@ -179,22 +179,21 @@ pub fn read_jobs(path: &Path, group: Option<&str>, multi: MultiGpu) -> Result<Jo
         philly_json::read(path, input, group, &mut rows, &mut skipped)?;
         "Philly, raw"
     } else {
-        drop(input);
-        read_csv(path, group, &mut rows, &mut skipped)?
+        let lines = lines::Lines::over(path, input, gzip);
+        read_csv(lines, group, &mut rows, &mut skipped)?
     };
     finish(path, kind, rows, skipped, multi)
 }
 
 fn read_csv(
-    path: &Path,
+    mut lines: lines::Lines,
     group: Option<&str>,
     rows: &mut Vec<RawRow>,
     skipped: &mut usize,
 ) -> Result<&'static str, SimError> {
-    let mut lines = lines::Lines::open(path)?;
     let header = match lines.next()? {
         Some(header) => header.to_owned(),
-        None => return Err(SimError::Empty { path: path.to_owned() }),
+        None => return Err(SimError::Empty { path: lines.path().to_owned() }),
     };
     let columns = columns(&header).map_err(|reason| lines.error(reason))?;
     let width = header.split(',').count();

@@ -48,7 +48,12 @@ impl Lines {
     /// Opens a file.
     pub(crate) fn open(path: &Path) -> Result<Self, SimError> {
         let (input, gzip) = open(path)?;
-        Ok(Lines { path: path.to_owned(), input, line: 0, buffer: Vec::new(), gzip })
+        Ok(Lines::over(path, input, gzip))
+    }
+
+    /// The lines of a file that is open already: a pipe cannot be opened twice.
+    pub(crate) fn over(path: &Path, input: Box<dyn BufRead>, gzip: bool) -> Self {
+        Lines { path: path.to_owned(), input, line: 0, buffer: Vec::new(), gzip }
     }
 
     /// The number of the line that was read last.
