@@ -217,3 +217,45 @@ fn ratio(a: f64, b: f64) -> f64 {
 fn ratio_or_zero(a: f64, b: f64) -> f64 {
     if b > 0.0 { a / b } else { 0.0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(separate_s: f64, real_s: f64) -> JobRecord {
+        JobRecord {
+            submit_s: 10.0,
+            start_s: Some(20.0),
+            end_s: Some(20.0 + real_s),
+            separate_s,
+            real_s,
+            evictions: 0,
+            cancelled: false,
+        }
+    }
+
+    fn run(jobs: Vec<JobRecord>) -> RunResult {
+        RunResult {
+            policy: String::new(),
+            about: String::new(),
+            predictor: String::new(),
+            series: Vec::new(),
+            jobs,
+            counts: Counts::default(),
+            gpus: 2,
+            horizon_s: 100.0,
+            by_service: Vec::new(),
+            spent: Spent::default(),
+        }
+    }
+
+    #[test]
+    fn oversold_is_separate_time_over_real_time() {
+        let sold = run(vec![job(30.0, 60.0), job(60.0, 90.0)]).summary();
+        assert!((sold.oversold - 0.6).abs() < 1e-12, "not the paper's 150 / 90: {sold:?}");
+        assert!((sold.jct_mean_s - 85.0).abs() < 1e-12, "{sold:?}");
+        assert!((sold.makespan_s - 110.0).abs() < 1e-12, "{sold:?}");
+        let idle = run(Vec::new()).summary();
+        assert!(idle.oversold.abs() < 1e-12, "nothing ran: {idle:?}");
+    }
+}
