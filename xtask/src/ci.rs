@@ -5,7 +5,6 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use muxflow_test_cluster::program;
 
 /// The root of the workspace.
 pub(crate) fn root() -> PathBuf {
@@ -34,9 +33,9 @@ pub(crate) fn run() -> anyhow::Result<()> {
 /// The scenarios on a real Kubernetes, where its control plane was built before or is named. Building
 /// it here would take a quarter of the time that all tests may take.
 fn kubernetes() -> anyhow::Result<()> {
-    if std::env::var_os(program::PROGRAM_VARIABLE).is_some() || program::built().is_file() {
+    if super::kubernetes::at_hand() {
         let begin = Instant::now();
-        super::kubernetes::run(super::kubernetes::Action::Test { words: Vec::new() })?;
+        super::kubernetes::test(&[])?;
         println!("  Kubernetes: {:.0} s", begin.elapsed().as_secs_f64());
         return Ok(());
     }

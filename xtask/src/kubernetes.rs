@@ -1,13 +1,12 @@
 //! `cargo xtask kubernetes build|test|up|down`: a real control plane at hand, the one that the tests use.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
-use muxflow_test_cluster::{Cluster, Lifetime, program};
+
+use crate::workbench::workbench;
 
 /// What to do with it.
 #[derive(Debug, Subcommand)]
@@ -36,26 +35,38 @@ pub(crate) enum Action {
 /// Does it.
 pub(crate) fn run(action: Action) -> anyhow::Result<()> {
     match action {
-        Action::Build => build(),
-        Action::Test { words } => test(&words),
-        Action::Up { folder } => up(&folder),
-        Action::Down { folder } => down(&folder),
+        Action::Build => workbench(["kubernetes", "build"]),
+        Action::Test { words } => {
+            workbench(["kubernetes", "build"])?;
+            test(&words)
+        }
+        Action::Up { folder } => workbench(control("up", &folder)),
+        Action::Down { folder } => workbench(control("down", &folder)),
     }
 }
 
-fn build() -> anyhow::Result<()> {
-    let started = Instant::now();
-    let program = program::find_or_build()?;
-    println!("{} ({:.0} s)", program.display(), started.elapsed().as_secs_f64());
-    Ok(())
+fn control<'a>(action: &'a str, folder: &'a std::path::Path) -> [&'a std::ffi::OsStr; 4] {
+    ["kubernetes".as_ref(), action.as_ref(), "--folder".as_ref(), folder.as_os_str()]
 }
 
-fn test(words: &[String]) -> anyhow::Result<()> {
-    build()?;
+/// Whether a control plane was built before or is named; building one takes minutes.
+pub(crate) fn at_hand() -> bool {
+    if std::env::var_os("MUXFLOW_KUBERNETES_PROGRAM").is_some() {
+        return true;
+    }
+    let cache = std::env::var_os("MUXFLOW_KUBERNETES_CACHE")
+        .map_or_else(|| crate::ci::root().join("target/k8s"), PathBuf::from);
+    std::fs::read_dir(cache.join("bin")).is_ok_and(|mut files| {
+        files.any(|f| f.is_ok_and(|f| f.file_name().to_string_lossy().starts_with("kubernetes-v")))
+    })
+}
+
+/// Runs the scenarios.
+pub(crate) fn test(words: &[String]) -> anyhow::Result<()> {
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["test", "--locked", "-p", "muxflow-kubernetes", "--test", "cluster", "--"])
         .args(words)
-        .current_dir(super::ci::root())
+        .current_dir(crate::ci::root())
         .env("MUXFLOW_KUBERNETES_TESTS", "1")
         .status()
         .context("cannot start cargo test")?;
@@ -63,43 +74,4 @@ fn test(words: &[String]) -> anyhow::Result<()> {
         bail!("the scenarios failed: {status}");
     }
     Ok(())
-}
-
-fn up(folder: &Path) -> anyhow::Result<()> {
-    if folder.exists() {
-        bail!(
-            "{} exists: a cluster may be running; stop it with `cargo xtask kubernetes down`",
-            folder.display()
-        );
-    }
-    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let folder = folder.canonicalize()?;
-    let started = Instant::now();
-    let cluster = Cluster::start_in(&folder, Lifetime::Detached)?;
-    println!("Kubernetes {} is ready ({:.1} s)", program::VERSION, started.elapsed().as_secs_f64());
-    println!("export KUBECONFIG={}", cluster.kubeconfig().display());
-    Ok(())
-}
-
-fn down(folder: &Path) -> anyhow::Result<()> {
-    let list = folder.join("pids");
-    let text = fs::read_to_string(&list).with_context(|| {
-        format!("cannot read {}: no cluster was started in this folder", list.display())
-    })?;
-    let ours = program::find_or_build()?.canonicalize()?;
-    for line in text.lines().rev() {
-        let (id, part) = line.split_once(' ').unwrap_or((line, "?"));
-        // A process id is given to others later: only a process that runs our program is stopped.
-        let runs = fs::read_link(format!("/proc/{id}/exe")).is_ok_and(|exe| exe == ours);
-        if !runs {
-            println!("{part} ({id}) is gone already");
-            continue;
-        }
-        let status = Command::new("kill").args(["-9", id]).status().context("cannot run kill")?;
-        if !status.success() {
-            bail!("cannot stop {part} ({id}): kill says {status}");
-        }
-        println!("stopped {part} ({id})");
-    }
-    fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
 }

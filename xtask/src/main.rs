@@ -7,7 +7,6 @@
 )]
 
 mod bench;
-mod calibrate;
 mod ci;
 mod codegen;
 mod demo;
@@ -17,6 +16,7 @@ mod reliability;
 mod screenshots;
 mod soak;
 mod tidy;
+mod workbench;
 
 use clap::{Parser, Subcommand};
 
@@ -70,7 +70,9 @@ enum Task {
 fn main() -> anyhow::Result<std::process::ExitCode> {
     match Xtask::parse().task {
         Task::Bench { area } => bench::run(area),
-        Task::Calibrate { check } => calibrate::run(check),
+        Task::Calibrate { check } => {
+            workbench::workbench(["calibrate"].into_iter().chain(check.then_some("--check")))
+        }
         Task::Ci => ci::run(),
         Task::Codegen { check } => codegen::run(check),
         Task::Demo(args) => return demo::run(&args),

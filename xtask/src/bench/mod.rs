@@ -4,11 +4,10 @@ mod emulated;
 mod kubernetes;
 mod manager;
 mod matching;
-mod plan;
-mod predictor;
-mod sim;
 
 use clap::Subcommand;
+
+use crate::workbench::Passed;
 
 /// What is measured.
 #[derive(Debug, Subcommand)]
@@ -22,13 +21,13 @@ pub(crate) enum Area {
     /// The scheduler on a real API server with fake nodes, beside kube-scheduler.
     Kubernetes(kubernetes::KubernetesBench),
     /// A whole plan, predicting and matching: cold, and after a small change.
-    Plan(plan::PlanBench),
+    Plan(Passed),
     /// What the interposer costs over a stub driver, and how fast its gate closes.
     Xcuda,
     /// The simulator: its event core, and whole runs by size.
-    Sim(sim::SimBench),
+    Sim(Passed),
     /// Predictions of all pairs against the machine's peak and ONNX Runtime.
-    Predictor(predictor::PredictorBench),
+    Predictor(Passed),
 }
 
 /// Measures one area.
@@ -38,10 +37,10 @@ pub(crate) fn run(area: Area) -> anyhow::Result<()> {
         Area::Matching(bench) => matching::run(&bench),
         Area::Emulated(bench) => emulated::run(&bench),
         Area::Kubernetes(bench) => kubernetes::run(&bench),
-        Area::Plan(bench) => plan::run(&bench),
+        Area::Plan(passed) => passed.bench("plan"),
         Area::Xcuda => e2e("bench_xcuda"),
-        Area::Sim(bench) => sim::run_bench(&bench),
-        Area::Predictor(bench) => predictor::run(&bench),
+        Area::Sim(passed) => passed.bench("sim"),
+        Area::Predictor(passed) => passed.bench("predictor"),
     }
 }
 

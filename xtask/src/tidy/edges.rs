@@ -50,6 +50,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("muxflow-test-cluster", &[]),
+    (
+        "muxflow-workbench",
+        &[
+            "muxflow-types",
+            "muxflow-policy",
+            "muxflow-predictor",
+            "muxflow-gpu-model",
+            "muxflow-sim",
+            "muxflow-test-cluster",
+        ],
+    ),
     ("muxflow-examples", &["muxflow-abi"]),
     ("muxflow-e2e", &["muxflow-abi"]),
     (

@@ -18,7 +18,7 @@ use muxflow_types::{
     SpeedPredictor, WorkloadName,
 };
 
-use crate::ci::root;
+use crate::root;
 
 /// Settings of the benchmark.
 #[derive(Debug, Args)]

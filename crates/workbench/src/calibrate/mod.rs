@@ -54,7 +54,7 @@ pub(crate) fn run(check: bool) -> anyhow::Result<()> {
     if check {
         return Ok(());
     }
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let workspace = crate::root();
     for p in &fitted {
         write_profile(&workspace, p, p.gpu_type.as_str() == "A100")?;
     }

@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 pub(crate) fn root() -> anyhow::Result<PathBuf> {
     let path = match std::env::var_os("MUXFLOW_SHARED_DATA") {
         Some(p) => PathBuf::from(p),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data"),
+        None => crate::root().join("../shared/data"),
     };
     ensure!(
         path.is_dir(),
