@@ -82,8 +82,9 @@ impl Agent {
     pub fn start(config: &AgentConfig, child: ChildProgram) -> Result<Self> {
         let nvml = nvml::open()?;
         let facts = nvml::list(&nvml)?;
-        for dir in [&config.run_dir, &config.state_dir] {
-            std::fs::create_dir_all(dir).map_err(file("create", dir))?;
+        // Jobs and services reach their part of one; environments and output are in the other.
+        for (dir, mode) in [(&config.run_dir, 0o755), (&config.state_dir, 0o700)] {
+            crate::private::own_directory(dir, mode).map_err(file("use", dir))?;
         }
         let cgroups = Cgroups::detect(&config.cgroup_parent);
         tracing::info!(cgroups = cgroups.describe(), gpus = facts.len(), "agent starts");
@@ -253,7 +254,9 @@ impl Agent {
     /// Gives an order to a GPU.
     pub fn order(&self, uuid: &str, order: Order) -> Result<()> {
         let unknown = || AgentError::Unknown { workload: format!("GPU {uuid}") };
-        self.gpus.get(uuid).ok_or_else(unknown)?.orders.send(order).map_err(|_| unknown())
+        let gpu = self.gpus.get(uuid).ok_or_else(unknown)?;
+        gpu.shared.status().claim(&order)?;
+        gpu.orders.send(order).map_err(|_| unknown())
     }
 
     /// The next event, for at most `limit`.

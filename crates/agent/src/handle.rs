@@ -36,7 +36,9 @@ impl AgentHandle {
     /// Gives an order to a GPU.
     pub fn order(&self, uuid: &str, order: Order) -> Result<()> {
         let unknown = || AgentError::Unknown { workload: format!("GPU {uuid}") };
-        self.gpus.get(uuid).ok_or_else(unknown)?.1.send(order).map_err(|_| unknown())
+        let (shared, orders) = self.gpus.get(uuid).ok_or_else(unknown)?;
+        shared.status().claim(&order)?;
+        orders.send(order).map_err(|_| unknown())
     }
 
     /// Offline runs of an earlier agent that were found on their way out, each with its number; an

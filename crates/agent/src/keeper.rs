@@ -9,9 +9,11 @@
 //! SIGTERM to the keeper asks for a stop. One thread, one poll loop, no allocation that matters.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -93,6 +95,8 @@ fn start(files: &WorkloadDir, launch: &Launch) -> Result<ProcessKey> {
     let (program, arguments) =
         launch.argv.split_first().ok_or_else(|| failed("it has no program to run".into()))?;
     let (groups, affinity) = launch.group.entrance()?;
+    let cwd = CString::new(launch.cwd.as_os_str().as_bytes())
+        .map_err(|_| failed("its working directory has a zero byte in its name".into()))?;
     let setup = ChildSetup {
         groups,
         affinity,
@@ -101,13 +105,13 @@ fn start(files: &WorkloadDir, launch: &Launch) -> Result<ProcessKey> {
         // When the keeper is killed, offline work is told to leave; the interposer drains it.
         death_signal: (launch.kind == Kind::Offline).then_some(libc::SIGTERM),
         new_session: true,
+        cwd: Some(cwd),
     };
     let mut command = Command::new(program);
     command
         .args(arguments)
         .env_clear()
         .envs(&launch.env)
-        .current_dir(&launch.cwd)
         .stdin(Stdio::null())
         .stdout(logs::open(&files.log_file("stdout"))?)
         .stderr(logs::open(&files.log_file("stderr"))?);

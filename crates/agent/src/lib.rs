@@ -30,6 +30,7 @@ pub mod logs;
 pub mod metrics;
 pub mod monitor;
 pub mod mps;
+pub mod private;
 pub mod process;
 pub mod queue;
 pub mod runner;

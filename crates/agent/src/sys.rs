@@ -255,6 +255,8 @@ pub struct ChildSetup {
     pub death_signal: Option<i32>,
     /// Start a session of its own.
     pub new_session: bool,
+    /// Where to work. Entered as the user above: what is closed to him stays closed.
+    pub cwd: Option<CString>,
 }
 
 impl ChildSetup {
@@ -294,6 +296,11 @@ impl ChildSetup {
                 check(libc::setresgid(gid, gid, gid))?;
                 check(libc::setresuid(uid, uid, uid))?;
             }
+        }
+        if let Some(cwd) = &self.cwd {
+            // SAFETY: a string that ends in zero and lives through the call; chdir is
+            // async-signal-safe.
+            check(unsafe { libc::chdir(cwd.as_ptr()) })?;
         }
         // After the change of user, which would clear it.
         if let Some(signal) = self.death_signal {
@@ -404,4 +411,35 @@ pub fn parent() -> u32 {
 pub fn own_uid() -> u32 {
     // SAFETY: no arguments, never fails.
     unsafe { libc::geteuid() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_working_directory_is_entered_as_the_user() {
+        if own_uid() != 0 {
+            println!("SKIPPED: only root can start something as somebody else");
+            return;
+        }
+        let base = tempfile::tempdir().unwrap();
+        let inner = base.path().join("open");
+        std::fs::create_dir(&inner).unwrap();
+        let run = |mode| {
+            let closed = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(base.path(), closed).unwrap();
+            let setup = ChildSetup {
+                user: Some((65_534, 65_534)),
+                cwd: CString::new(inner.to_str().unwrap()).ok(),
+                ..ChildSetup::default()
+            };
+            with_setup(&mut std::process::Command::new("/bin/true"), setup).status()
+        };
+        assert!(run(0o755).unwrap().success());
+        let error = run(0o700).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+    }
 }

@@ -61,7 +61,12 @@ pub fn find_socket(named: Option<&Path>, uid: u32) -> PathBuf {
         return path.to_owned();
     }
     let own = default_socket(uid);
-    if own.exists() { own } else { default_socket(0) }
+    let mine = |dir: &Path| {
+        use std::os::unix::fs::MetadataExt;
+        // Anybody may make a directory of this name where there is no /run/user.
+        std::fs::symlink_metadata(dir).is_ok_and(|there| there.is_dir() && there.uid() == uid)
+    };
+    if own.exists() && own.parent().is_some_and(mine) { own } else { default_socket(0) }
 }
 
 fn trouble(text: impl Into<String>) -> ManagerError {

@@ -98,7 +98,7 @@ fn lock(dir: &Path) -> Result<fs::File> {
         let path = path.to_owned();
         move |source| ManagerError::File { operation, path, source }
     };
-    fs::create_dir_all(dir).map_err(failed("create", dir))?;
+    muxflow_agent::private::own_directory(dir, 0o700).map_err(failed("use", dir))?;
     let path = dir.join("manager.lock");
     let opened = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let opened = opened.map_err(failed("open", &path))?;
@@ -131,7 +131,10 @@ impl Up {
                 );
                 ManagerError::Config { path: "the configuration".into(), reason }
             })?;
-            agent.order(&uuid, Order::StartOnline(Box::new(spec.clone())))?;
+            // Another service may have been found there: that one stays, and the rest goes on.
+            if let Err(error) = agent.order(&uuid, Order::StartOnline(Box::new(spec.clone()))) {
+                tracing::error!(service = %spec.service, error = %error, "a configured service was not started");
+            }
         }
         let extras = extras(&agent.handle(), &manager)?;
         let loops = Loops::start(&manager, wakes, config.scheduler.clone(), store)?;

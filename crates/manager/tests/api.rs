@@ -35,6 +35,7 @@ fn world(settings: Settings) -> World {
     let (manager, wakes) = Manager::open(&dir.path().join("state.db"), node, settings).unwrap();
     let mut tokens = Tokens::default();
     tokens.insert("right".into(), Caller::of_uid(0, None));
+    tokens.insert("other".into(), Caller::of_uid(4_000_001, None));
     let listen = Listen {
         socket: dir.path().join("run/manager.sock"),
         socket_mode: 0o600,
@@ -89,6 +90,25 @@ fn jobs_are_taken_in_listed_and_cancelled() {
     assert_eq!((detail.job.state, detail.runs.len()), (JobState::Submitted, 0));
     let waited: JobView = client.get("/v1/jobs/job-1?wait_ms=50").unwrap();
     assert_eq!(waited.state, JobState::Submitted);
+}
+
+#[test]
+fn others_do_not_see_what_is_in_an_environment() {
+    let world = world(Settings::default());
+    let mut secret = job();
+    secret["env"] = json!({"TOKEN": "4711"});
+    let made: Submitted = world.client.post("/v1/jobs", &secret).unwrap();
+    let address = world.server.as_ref().unwrap().address().unwrap().to_string();
+    let other = Client::new(Place::Tcp { address, token: "other".into() }).unwrap();
+    let seen = |client: &Client| -> Vec<String> {
+        let list: JobList = client.get("/v1/jobs").unwrap();
+        let one: JobView = client.get(&format!("/v1/jobs/{}", made.id)).unwrap();
+        let detail: JobDetail = client.get(&format!("/v1/jobs/{}/detail", made.id)).unwrap();
+        let all = list.items.into_iter().chain([one, detail.job]);
+        all.map(|job| job.submit.env["TOKEN"].clone()).collect()
+    };
+    assert_eq!(seen(&world.client), ["4711"; 3]);
+    assert_eq!(seen(&other), ["(hidden)"; 3]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use muxflow_agent::agent::AgentHandle;
 use muxflow_agent::cgroup::Limits;
-use muxflow_agent::gpu::{OnlineSpec, Order};
+use muxflow_agent::gpu::{GpuShared, OnlineSpec, Order};
 use muxflow_types::{GpuType, HealthState, Micros, ServiceId};
 
 use crate::ServiceError;
@@ -18,8 +18,8 @@ pub struct Place {
     pub id: String,
     /// Its type.
     pub gpu_type: GpuType,
-    /// The replica that is there, with its process when it runs.
-    pub taken_by: Option<(String, u32)>,
+    /// The replica that it was given to, with its process when it runs.
+    pub taken_by: Option<(String, Option<u32>)>,
     /// Whether something new may be put there.
     pub usable: bool,
 }
@@ -81,11 +81,12 @@ impl Executor for AgentExecutor {
         all.filter_map(|uuid| {
             let shared = self.agent.shared(uuid)?;
             let status = shared.status();
-            let taken_by = status.online.as_ref();
+            let runs = status.online.as_ref().map(|(name, pid)| (name, Some(*pid)));
+            let taken_by = runs.or_else(|| status.claimed.as_ref().map(|name| (name, None)));
             Some(Place {
                 id: uuid.clone(),
                 gpu_type: shared.facts.gpu_type.clone(),
-                taken_by: taken_by.map(|(name, pid)| (name.as_str().to_owned(), *pid)),
+                taken_by: taken_by.map(|(name, pid)| (name.as_str().to_owned(), pid)),
                 usable: status.health != HealthState::Disabled,
             })
         })
@@ -107,13 +108,22 @@ impl Executor for AgentExecutor {
             latency_file: None,
             grace_ms: launch.grace_ms,
         };
+        self.order(place, &launch.name, Order::StartOnline(Box::new(spec)))?;
         self.tell_latency(place, None, launch.slo);
-        self.order(place, &launch.name, Order::StartOnline(Box::new(spec)))
+        Ok(())
     }
 
     fn stop(&self, place: &str, replica: &str) -> Result<(), ServiceError> {
-        self.tell_latency(place, None, None);
-        self.order(place, replica, Order::StopOnline)
+        let service = ServiceId::new(replica).map_err(|error| ServiceError::Executor {
+            replica: replica.to_owned(),
+            reason: error.to_string(),
+        })?;
+        self.order(place, replica, Order::StopOnline(service))?;
+        let free = |shared: &GpuShared| shared.status().claimed.is_none();
+        if self.agent.shared(place).is_some_and(|shared| free(shared)) {
+            self.tell_latency(place, None, None);
+        }
+        Ok(())
     }
 
     fn tell_latency(&self, place: &str, latency: Option<Micros>, slo: Option<Micros>) {

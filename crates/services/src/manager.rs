@@ -39,6 +39,10 @@ struct Entry {
     address: SocketAddr,
     stop_front: watch::Sender<bool>,
     task: tokio::task::JoinHandle<()>,
+    /// Closed when the loop has ended.
+    gone: watch::Receiver<()>,
+    /// It was told to leave.
+    leaving: bool,
 }
 
 /// All services.
@@ -138,6 +142,15 @@ impl ServiceManager {
     pub fn declare(&self, declared: &ServiceDeclaration) -> Result<SocketAddr, ServiceError> {
         let spec = ServiceSpec::new(declared)?;
         if let Some(entry) = self.services().get(&declared.name) {
+            if entry.leaving {
+                return Err(ServiceError::Declaration {
+                    service: declared.name.clone(),
+                    field: "name",
+                    problem:
+                        "is that of a service that is leaving: declare it again when it is gone"
+                            .into(),
+                });
+            }
             let (asked, has) = (spec.listen.port(), entry.address.port());
             if asked != 0 && asked != has {
                 return Err(ServiceError::Declaration {
@@ -191,6 +204,7 @@ impl ServiceManager {
         let (stop_front, stopped) = watch::channel(false);
         drop(self.runtime.spawn(Arc::clone(&front).serve(listener, stopped)));
         let (orders, received) = mpsc::unbounded_channel();
+        let (here, gone) = watch::channel(());
         let view = Arc::new(Mutex::new(view_of(&declared, address, &service, &front)));
         let loop_ = ServiceLoop {
             declared: declared.clone(),
@@ -200,9 +214,11 @@ impl ServiceManager {
             view: Arc::clone(&view),
             path: self.dir.join(format!("{}.json", declared.name)),
             written: None,
+            told: false,
+            _gone: here,
         };
         let task = self.runtime.spawn(loop_.run(received));
-        let entry = Entry { orders, view, front, address, stop_front, task };
+        let entry = Entry { orders, view, front, address, stop_front, task, gone, leaving: false };
         self.services().insert(declared.name.clone(), entry);
         Ok(address)
     }
@@ -235,13 +251,25 @@ impl ServiceManager {
         if sent == Some(true) { Ok(()) } else { Err(self.unknown(name)) }
     }
 
-    /// Lets requests under way finish, stops all replicas and forgets the service.
+    /// Lets requests under way finish, stops all replicas and forgets the service. Its name is free
+    /// for another one only then.
     pub async fn remove(&self, name: &str) -> Result<(), ServiceError> {
-        let entry = self.services().remove(name);
-        let Some(entry) = entry else { return Err(self.unknown(name)) };
-        entry.stop_front.send_replace(true);
-        drop(entry.orders.send(Order::Remove));
-        drop(entry.task.await);
+        let mut gone = {
+            let mut services = self.services();
+            let Some(entry) = services.get_mut(name) else {
+                drop(services);
+                return Err(self.unknown(name));
+            };
+            entry.leaving = true;
+            entry.stop_front.send_replace(true);
+            drop(entry.orders.send(Order::Remove));
+            entry.gone.clone()
+        };
+        while gone.changed().await.is_ok() {}
+        let mut services = self.services();
+        if services.get(name).is_some_and(|entry| entry.orders.is_closed()) {
+            services.remove(name);
+        }
         Ok(())
     }
 
@@ -262,6 +290,8 @@ struct ServiceLoop {
     view: Arc<Mutex<ServiceView>>,
     path: PathBuf,
     written: Option<String>,
+    told: bool,
+    _gone: watch::Sender<()>,
 }
 
 impl ServiceLoop {
@@ -303,11 +333,12 @@ impl ServiceLoop {
         let done =
             std::fs::write(&beside, &text).and_then(|()| std::fs::rename(&beside, &self.path));
         match done {
-            Ok(()) => self.written = Some(text),
-            Err(error) => {
+            Ok(()) => (self.written, self.told) = (Some(text), false),
+            Err(error) if !self.told => {
                 tracing::error!(path = %self.path.display(), error = %error, "a service cannot be written down");
-                self.written = Some(text);
+                self.told = true;
             }
+            Err(_) => {}
         }
     }
 }

@@ -453,7 +453,11 @@ impl Service {
         let places = self.executor.places();
         let pid = |replica: &Replica| {
             let place = places.iter().find(|place| place.id == replica.place)?;
-            place.taken_by.as_ref().filter(|(name, _)| *name == replica.name).map(|(_, pid)| *pid)
+            place
+                .taken_by
+                .as_ref()
+                .filter(|(name, _)| *name == replica.name)
+                .and_then(|(_, pid)| *pid)
         };
         self.slots.iter().map(|slot| (Arc::clone(&slot.replica), pid(&slot.replica))).collect()
     }

@@ -23,6 +23,7 @@ use muxflow_types::{Bytes, HealthState, JobId, Micros, Percent, ServiceId, SmSha
 
 use crate::cgroup::Limits;
 use crate::control_block::{ControlBlock, JobCounts};
+use crate::error::{AgentError, Result};
 use crate::launch::Exit;
 use crate::monitor::nvml::GpuFacts;
 use crate::monitor::{ActivitySource, Monitor};
@@ -117,8 +118,8 @@ impl StopReason {
 pub enum Order {
     /// Run this service.
     StartOnline(Box<OnlineSpec>),
-    /// Stop the service and do not start it again.
-    StopOnline,
+    /// Stop this service and do not start it again; another one that is there stays.
+    StopOnline(ServiceId),
     /// Run this job.
     StartOffline(Box<OfflineSpec>),
     /// Let a guest in, and answer.
@@ -331,7 +332,9 @@ pub struct GpuStatus {
     pub reaction: Micros,
     /// The longest of these so far.
     pub reaction_max: Micros,
-    /// The service.
+    /// The service that the GPU was given to, whether it runs at this moment or not.
+    pub claimed: Option<ServiceId>,
+    /// The service that runs.
     pub online: Option<(ServiceId, u32)>,
     /// The job, with its counters.
     pub offline: Option<(JobId, JobCounts)>,
@@ -352,6 +355,21 @@ pub struct GpuStatus {
 }
 
 impl GpuStatus {
+    /// Takes note, when an order is given, of whose the GPU is: orders are carried out later, and two
+    /// services must not both believe that it is theirs.
+    pub fn claim(&mut self, order: &Order) -> Result<()> {
+        match (order, &self.claimed) {
+            (Order::StartOnline(spec), Some(other)) if *other != spec.service => {
+                let reason = format!("GPU {} was given to service {other}", self.uuid);
+                return Err(AgentError::Start { workload: spec.service.to_string(), reason });
+            }
+            (Order::StartOnline(spec), _) => self.claimed = Some(spec.service.clone()),
+            (Order::StopOnline(service), Some(owner)) if owner == service => self.claimed = None,
+            _ => {}
+        }
+        Ok(())
+    }
+
     /// Nothing is known yet.
     pub fn unknown(facts: &GpuFacts) -> Self {
         GpuStatus {
@@ -370,6 +388,7 @@ impl GpuStatus {
             counter_age: Micros::ZERO,
             reaction: Micros::ZERO,
             reaction_max: Micros::ZERO,
+            claimed: None,
             online: None,
             offline: None,
             faults: BTreeMap::new(),
@@ -380,5 +399,46 @@ impl GpuStatus {
             online_restarts: 0,
             outside: Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(name: &str) -> Order {
+        Order::StartOnline(Box::new(OnlineSpec {
+            service: ServiceId::new(name).unwrap(),
+            argv: vec!["serve".into()],
+            env: BTreeMap::new(),
+            cwd: "/".into(),
+            user: None,
+            limits: Limits::default(),
+            latency_file: None,
+            grace_ms: 0,
+        }))
+    }
+
+    #[test]
+    fn a_gpu_is_one_services_from_the_order_on() {
+        let facts = GpuFacts {
+            uuid: "GPU-1".into(),
+            gpu_type: muxflow_types::GpuType::new("T4").unwrap(),
+            name: "T4".into(),
+            pci: "0000:01:00".into(),
+            memory: Bytes::from_gib(15),
+            highest_clock: None,
+        };
+        let mut status = GpuStatus::unknown(&facts);
+        let stop = |name| Order::StopOnline(ServiceId::new(name).unwrap());
+        status.claim(&start("web")).unwrap();
+        status.claim(&start("web")).unwrap();
+        let error = status.claim(&start("rank-0")).unwrap_err().to_string();
+        assert!(error.contains("rank-0") && error.contains("given to service web"), "{error}");
+        // One that was refused cannot take the other's place away.
+        status.claim(&stop("rank-0")).unwrap();
+        assert_eq!(status.claimed.as_ref().map(ServiceId::as_str), Some("web"));
+        status.claim(&stop("web")).unwrap();
+        status.claim(&start("rank-0")).unwrap();
     }
 }

@@ -212,7 +212,7 @@ impl Supervisor {
     fn obey(&mut self, order: Order) {
         match order {
             Order::StartOnline(spec) => self.start_online(&spec),
-            Order::StopOnline => self.stop_online(),
+            Order::StopOnline(service) => self.stop_online(&service),
             Order::StartOffline(spec) => {
                 let job = spec.job.clone();
                 if let Err(error) = self.start_offline(&spec) {

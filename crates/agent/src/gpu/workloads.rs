@@ -81,7 +81,10 @@ impl Supervisor {
         let name = spec.service.as_str();
         let group = match self.node.runner.group(Kind::Online, name, &spec.limits) {
             Ok(group) => group,
-            Err(error) => return self.alert(format!("service {name} cannot start: {error}")),
+            Err(error) => {
+                self.shared.status().claimed = None;
+                return self.alert(format!("service {name} cannot start: {error}"));
+            }
         };
         let dirs = self.mps_dirs();
         let gpu = GpuSide {
@@ -172,8 +175,9 @@ impl Supervisor {
         self.tell(Event::OnlineEnded { service, exit });
     }
 
-    pub(super) fn stop_online(&mut self) {
-        let Some(mut online) = self.online.take() else { return };
+    pub(super) fn stop_online(&mut self, service: &ServiceId) {
+        let theirs = |online: &mut Online| online.service == *service;
+        let Some(mut online) = self.online.take_if(theirs) else { return };
         if let Some(running) = &mut online.running {
             running.ask_stop();
             let limit = Duration::from_millis(online.launch.online_grace_ms) + STOP_MARGIN;
@@ -399,7 +403,11 @@ impl Supervisor {
             Kind::Online => {
                 let service = ServiceId::new(&running.launch.name).map_err(invalid)?;
                 tracing::info!(service = %service, pid, "service found running");
-                self.shared.status().online = Some((service.clone(), pid));
+                {
+                    let mut status = self.shared.status();
+                    status.claimed = Some(service.clone());
+                    status.online = Some((service.clone(), pid));
+                }
                 self.tell(Event::OnlineStarted { service: service.clone(), pid, adopted: true });
                 self.online = Some(Online {
                     service,

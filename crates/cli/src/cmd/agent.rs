@@ -100,7 +100,10 @@ fn start_services(agent: &Agent, config: &AgentConfig) -> anyhow::Result<()> {
             let all = agent.gpus().join(", ");
             format!("service {}: there is no GPU `{gpu}` here; there are {all}", spec.service)
         })?;
-        agent.order(uuid, Order::StartOnline(Box::new(spec.clone())))?;
+        // Another service may have been found there: that one stays, and the rest goes on.
+        if let Err(error) = agent.order(uuid, Order::StartOnline(Box::new(spec.clone()))) {
+            tracing::error!(service = %spec.service, error = %error, "a configured service was not started");
+        }
     }
     Ok(())
 }

@@ -337,7 +337,10 @@ impl World {
 
     /// Stops everything: the service, the agent, and MPS, which outlives the agent by design.
     fn leave(&self, agent: Agent) {
-        drop(agent.order(&self.gpu, Order::StopOnline));
+        let claimed = agent.status(&self.gpu).and_then(|status| status.claimed);
+        if let Some(service) = claimed {
+            drop(agent.order(&self.gpu, Order::StopOnline(service)));
+        }
         let deadline = Instant::now() + LONG;
         let serves = || agent.status(&self.gpu).is_some_and(|status| status.online.is_some());
         while serves() && Instant::now() < deadline {

@@ -20,6 +20,8 @@ use crate::manager::Manager;
 use crate::user::Caller;
 use crate::{logs, views};
 
+/// What stands for a value that the caller may not see.
+pub(super) const HIDDEN: &str = "(hidden)";
 /// The longest that a request may wait for something to happen.
 const LONGEST_WAIT_MS: u64 = 20_000;
 
@@ -121,7 +123,16 @@ pub async fn list(
     let more = found.len() > limit;
     found.truncate(limit);
     let next = found.last().filter(|_| more).and_then(|(number, _)| u64::try_from(*number).ok());
-    Ok(Json(JobList { items: found.into_iter().map(|(_, job)| job).collect(), next }))
+    let items = found.into_iter().map(|(_, job)| as_seen_by(&caller, job)).collect();
+    Ok(Json(JobList { items, next }))
+}
+
+/// Environments hold passwords: others see that there is one, not what is in it.
+fn as_seen_by(caller: &Caller, mut job: JobView) -> JobView {
+    if !caller.may_act_for(job.uid) {
+        job.submit.env.values_mut().for_each(|value| HIDDEN.clone_into(value));
+    }
+    job
 }
 
 /// How long to wait.
@@ -150,7 +161,7 @@ fn wait(given: Option<u64>) -> Result<Duration, ManagerError> {
     responses((status = 200, body = JobView), (status = "4XX", body = Problem)))]
 pub async fn look(
     State(manager): State<Arc<Manager>>,
-    _: Caller,
+    caller: Caller,
     Segments(id): Segments<String>,
     Query(query): Query<WaitQuery>,
 ) -> Result<Json<JobView>, Refusal> {
@@ -160,7 +171,7 @@ pub async fn look(
         let (asked, name) = (Arc::clone(&manager), id.clone());
         let job = blocking(move || asked.job(&name)).await?;
         if job.state.is_final() || tokio::time::Instant::now() >= deadline {
-            return Ok(Json(job));
+            return Ok(Json(as_seen_by(&caller, job)));
         }
         // Until something happens to it; a listener that was too slow looks again.
         let news = async {
@@ -180,10 +191,11 @@ pub async fn look(
     responses((status = 200, body = JobDetail), (status = "4XX", body = Problem)))]
 pub async fn detail(
     State(manager): State<Arc<Manager>>,
-    _: Caller,
+    caller: Caller,
     Segments(id): Segments<String>,
 ) -> Result<Json<JobDetail>, Refusal> {
-    blocking(move || manager.detail(&id)).await.map(Json)
+    let detail = blocking(move || manager.detail(&id)).await?;
+    Ok(Json(JobDetail { job: as_seen_by(&caller, detail.job), ..detail }))
 }
 
 /// Asks for the end of a job, or of all jobs of an array.

@@ -80,7 +80,7 @@ fn file(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> 
 /// Takes the place of a socket that nobody listens on any more; one that is in use stays.
 fn bind_socket(path: &Path, mode: u32) -> Result<std::os::unix::net::UnixListener> {
     if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).map_err(file("create", dir))?;
+        muxflow_agent::private::own_directory(dir, 0o755).map_err(file("use", dir))?;
     }
     if path.exists() {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {

@@ -12,6 +12,7 @@ use muxflow_services::manager::ServiceManager;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::jobs::HIDDEN;
 use super::problem::{Body, Refusal, Segments};
 use crate::error::ManagerError;
 use crate::user::Caller;
@@ -43,8 +44,17 @@ fn operator(caller: &Caller) -> Result<(), Refusal> {
 /// All services.
 #[utoipa::path(get, path = "/v1/services", tag = "services", responses(
     (status = 200, body = ServiceList), (status = "4XX", body = Problem)))]
-async fn list(State(services): State<Arc<ServiceManager>>, _: Caller) -> Json<ServiceList> {
-    Json(ServiceList { items: services.list() })
+async fn list(State(services): State<Arc<ServiceManager>>, caller: Caller) -> Json<ServiceList> {
+    let items = services.list().into_iter().map(|view| as_seen_by(&caller, view)).collect();
+    Json(ServiceList { items })
+}
+
+/// As with jobs: environments hold passwords.
+fn as_seen_by(caller: &Caller, mut view: ServiceView) -> ServiceView {
+    if !caller.is_operator() {
+        view.declared.env.values_mut().for_each(|value| HIDDEN.clone_into(value));
+    }
+    view
 }
 
 /// Declares a service, or changes the one of this name.
@@ -66,10 +76,10 @@ async fn declare(
     responses((status = 200, body = ServiceView), (status = "4XX", body = Problem)))]
 async fn look(
     State(services): State<Arc<ServiceManager>>,
-    _: Caller,
+    caller: Caller,
     Segments(name): Segments<String>,
 ) -> Result<Json<ServiceView>, Refusal> {
-    Ok(Json(services.get(&name)?))
+    Ok(Json(as_seen_by(&caller, services.get(&name)?)))
 }
 
 /// Lets requests under way finish, stops the replicas and forgets the service.

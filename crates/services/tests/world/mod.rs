@@ -63,7 +63,7 @@ impl Executor for Processes {
         let place = |index| {
             let id = format!("GPU-{index}");
             let taken_by =
-                running.get(&id).map(|(launch, child)| (launch.name.clone(), child.id()));
+                running.get(&id).map(|(launch, child)| (launch.name.clone(), Some(child.id())));
             Place { id, gpu_type: GpuType::new("T4").unwrap(), taken_by, usable: true }
         };
         (0..self.gpus).map(place).collect()
