@@ -160,16 +160,17 @@ impl MlpPairs {
             .take(hidden)
             .map(|layer| {
                 let packed = PackedLayer::new(inputs, layer.outputs, &layer.weights, &layer.biases);
-                inputs = packed.outputs();
+                inputs = layer.outputs;
                 packed
             })
-            .collect();
+            .collect::<Vec<_>>();
+        let nodes = middle.last().map_or(width, PackedLayer::outputs);
         let (mut last, last_bias) = match model.net.layers.last() {
             Some(layer) if model.net.layers.len() > 1 => (layer.weights.clone(), layer.biases[0]),
             // A single layer is linear: the halves' only output is the answer.
             _ => (vec![1.0], 0.0),
         };
-        last.resize(inputs, 0.0);
+        last.resize(nodes, 0.0);
         let last_bias = last_bias + narrow(model.trend[0]);
         MlpPairs {
             set,
@@ -209,11 +210,14 @@ impl PairSpeeds for MlpPairs {
         let online = &self.online_first[row];
         self.offline_first.fill(first_column, out, |panel, answers| {
             join_halves(self.set, online, panel, floor, values);
-            for layer in &self.middle {
+            let Some((hidden, before)) = self.middle.split_last() else {
+                return weighted_sum(self.set, &self.last, values, self.last_bias, answers);
+            };
+            for layer in before {
                 layer.run(self.set, values, next);
                 std::mem::swap(&mut values, &mut next);
             }
-            weighted_sum(self.set, &self.last, values, self.last_bias, answers);
+            hidden.run_last(self.set, &self.last, values, self.last_bias, answers);
         });
         add_rule(&self.online, &self.offline, (row, first_column), self.trend, [0.0, 1.0], out);
         rule_where_unknown(&self.online, &self.offline, row, first_column, out);

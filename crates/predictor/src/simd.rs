@@ -79,13 +79,11 @@ pub(crate) struct PackedLayer {
 }
 
 impl PackedLayer {
-    /// `weights` has one row per input; `inputs` may be larger than the rows there are (padding of
-    /// the layer before).
+    /// `weights` has one row per input.
     pub(crate) fn new(inputs: usize, outputs: usize, weights: &[f32], biases: &[f32]) -> Self {
-        let rows = weights.len() / outputs.max(1);
         let padded = outputs.next_multiple_of(OUTPUT_STEP);
         let mut packed = vec![0.0; inputs * padded];
-        for input in 0..rows.min(inputs) {
+        for input in 0..inputs {
             for output in 0..outputs {
                 let group = output / OUTPUT_STEP * OUTPUT_STEP;
                 packed[group * inputs + input * OUTPUT_STEP + output % OUTPUT_STEP] =
@@ -115,6 +113,42 @@ impl PackedLayer {
             Kind::Avx512 => unsafe { x86::layer_avx512(self, values, out) },
             _ => self.run_plain(block, values, out),
         }
+    }
+
+    /// `out = start + Σ factors · relu(weights · values + biases)` for a block of pairs: the last
+    /// hidden layer and the one node behind it, without writing down what is between them.
+    /// `factors` has one for each output with padding.
+    pub(crate) fn run_last(
+        &self,
+        set: InstructionSet,
+        factors: &[f32],
+        values: &[f32],
+        start: f32,
+        out: &mut [f32],
+    ) {
+        let block = set.block();
+        assert!(values.len() >= self.inputs * block && out.len() >= block);
+        assert_eq!(factors.len(), self.outputs);
+        match set.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: whoever holds this `set` has a processor with AVX2 and FMA.
+            Kind::Avx2 => unsafe { x86::last_layers_avx2(self, factors, values, start, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above, with AVX-512F.
+            Kind::Avx512 => unsafe { x86::last_layers_avx512(self, factors, values, start, out) },
+            _ => {
+                let mut between = vec![0.0; self.outputs * block];
+                self.run_plain(block, values, &mut between);
+                weighted_sum(set, factors, &between, start, out);
+            }
+        }
+    }
+
+    /// The weights and biases of each five outputs.
+    #[cfg(target_arch = "x86_64")]
+    fn groups(&self) -> impl Iterator<Item = (&[[f32; OUTPUT_STEP]], &[f32; OUTPUT_STEP])> {
+        let weights = self.weights.as_chunks::<OUTPUT_STEP>().0.chunks_exact(self.inputs.max(1));
+        weights.zip(self.biases.as_chunks::<OUTPUT_STEP>().0)
     }
 
     fn run_plain(&self, block: usize, values: &[f32], out: &mut [f32]) {
@@ -243,8 +277,8 @@ mod x86 {
     const VECTORS: usize = 2;
 
     macro_rules! kernels {
-        ($features:literal, $lanes:literal, $vector:ty, $layer:ident, $weighted_sum:ident,
-         $peak:ident, $load:ident, $store:ident, $set1:ident, $fma:ident, $max:ident) => {
+        ($features:literal, $lanes:literal, $vector:ty, $sums:ident, $layer:ident,
+         $last_layers:ident, $weighted_sum:ident, $peak:ident, $load:ident, $store:ident, $set1:ident, $fma:ident, $max:ident) => {
             /// A vector of these numbers. Loads through pointers carry checks in debug builds.
             #[target_feature(enable = $features)]
             #[inline]
@@ -260,22 +294,23 @@ mod x86 {
                 unsafe { std::mem::transmute(vector) }
             }
 
+            /// Five outputs of a layer for two vectors of pairs, before what is negative is cut.
             #[target_feature(enable = $features)]
-            pub(super) fn $layer(layer: &PackedLayer, values: &[f32], out: &mut [f32]) {
-                let zero = $set1(0.0);
-                let values = values.as_chunks::<$lanes>().0.as_chunks::<VECTORS>().0;
-                let out =
-                    out.as_chunks_mut::<$lanes>().0.as_chunks_mut::<{ VECTORS * OUTPUT_STEP }>().0;
-                let weights = layer.weights.chunks_exact(layer.inputs * OUTPUT_STEP);
-                let biases = layer.biases.as_chunks::<OUTPUT_STEP>().0;
-                for ((out, weights), biases) in out.iter_mut().zip(weights).zip(biases) {
-                    // Ten sums by name: as an array they would live in memory.
-                    let (mut a0, mut a1) = ($set1(biases[0]), $set1(biases[0]));
-                    let (mut b0, mut b1) = ($set1(biases[1]), $set1(biases[1]));
-                    let (mut c0, mut c1) = ($set1(biases[2]), $set1(biases[2]));
-                    let (mut d0, mut d1) = ($set1(biases[3]), $set1(biases[3]));
-                    let (mut e0, mut e1) = ($set1(biases[4]), $set1(biases[4]));
-                    for (x, w) in values.iter().zip(weights.as_chunks::<OUTPUT_STEP>().0) {
+            #[inline]
+            fn $sums(
+                values: &[[[f32; $lanes]; VECTORS]],
+                weights: &[[f32; OUTPUT_STEP]],
+                biases: &[f32; OUTPUT_STEP],
+            ) -> [$vector; VECTORS * OUTPUT_STEP] {
+                // Ten sums by name: as an array they would live in memory.
+                let (mut a0, mut a1) = ($set1(biases[0]), $set1(biases[0]));
+                let (mut b0, mut b1) = ($set1(biases[1]), $set1(biases[1]));
+                let (mut c0, mut c1) = ($set1(biases[2]), $set1(biases[2]));
+                let (mut d0, mut d1) = ($set1(biases[3]), $set1(biases[3]));
+                let (mut e0, mut e1) = ($set1(biases[4]), $set1(biases[4]));
+                macro_rules! add {
+                    ($x:expr, $w:expr) => {
+                        let (x, w) = ($x, $w);
                         let (x0, x1) = ($load(x[0]), $load(x[1]));
                         let factor = $set1(w[0]);
                         a0 = $fma(factor, x0, a0);
@@ -292,19 +327,62 @@ mod x86 {
                         let factor = $set1(w[4]);
                         e0 = $fma(factor, x0, e0);
                         e1 = $fma(factor, x1, e1);
+                    };
+                }
+                // Eight inputs at a time: so few rounds that the processor foresees the last one.
+                let (values_by_8, values) = values.as_chunks::<8>();
+                let (weights_by_8, weights) = weights.as_chunks::<8>();
+                for (x, w) in values_by_8.iter().zip(weights_by_8) {
+                    add!(&x[0], &w[0]);
+                    add!(&x[1], &w[1]);
+                    add!(&x[2], &w[2]);
+                    add!(&x[3], &w[3]);
+                    add!(&x[4], &w[4]);
+                    add!(&x[5], &w[5]);
+                    add!(&x[6], &w[6]);
+                    add!(&x[7], &w[7]);
+                }
+                for (x, w) in values.iter().zip(weights) {
+                    add!(x, w);
+                }
+                [a0, a1, b0, b1, c0, c1, d0, d1, e0, e1]
+            }
+
+            #[target_feature(enable = $features)]
+            pub(super) fn $layer(layer: &PackedLayer, values: &[f32], out: &mut [f32]) {
+                let values = &values.as_chunks::<$lanes>().0.as_chunks::<VECTORS>().0;
+                let values = &values[..layer.inputs];
+                let out =
+                    out.as_chunks_mut::<$lanes>().0.as_chunks_mut::<{ VECTORS * OUTPUT_STEP }>().0;
+                for (out, (weights, biases)) in out.iter_mut().zip(layer.groups()) {
+                    for (out, sum) in out.iter_mut().zip($sums(values, weights, biases)) {
+                        *out = $store($max(sum, $set1(0.0)));
                     }
-                    *out = [
-                        $store($max(a0, zero)),
-                        $store($max(a1, zero)),
-                        $store($max(b0, zero)),
-                        $store($max(b1, zero)),
-                        $store($max(c0, zero)),
-                        $store($max(c1, zero)),
-                        $store($max(d0, zero)),
-                        $store($max(d1, zero)),
-                        $store($max(e0, zero)),
-                        $store($max(e1, zero)),
-                    ];
+                }
+            }
+
+            #[target_feature(enable = $features)]
+            pub(super) fn $last_layers(
+                layer: &PackedLayer,
+                factors: &[f32],
+                values: &[f32],
+                start: f32,
+                out: &mut [f32],
+            ) {
+                let values = &values.as_chunks::<$lanes>().0.as_chunks::<VECTORS>().0;
+                let values = &values[..layer.inputs];
+                let (mut total0, mut total1) = ($set1(start), $set1(start));
+                let factors = factors.as_chunks::<OUTPUT_STEP>().0;
+                for ((weights, biases), factors) in layer.groups().zip(factors) {
+                    let sums = $sums(values, weights, biases);
+                    for (pair, factor) in sums.as_chunks::<VECTORS>().0.iter().zip(factors) {
+                        let factor = $set1(*factor);
+                        total0 = $fma(factor, $max(pair[0], $set1(0.0)), total0);
+                        total1 = $fma(factor, $max(pair[1], $set1(0.0)), total1);
+                    }
+                }
+                if let [o0, o1, ..] = out.as_chunks_mut::<$lanes>().0 {
+                    (*o0, *o1) = ($store(total0), $store(total1));
                 }
             }
 
@@ -366,7 +444,9 @@ mod x86 {
         "avx2,fma",
         8,
         __m256,
+        sums_avx2,
         layer_avx2,
+        last_layers_avx2,
         weighted_sum_avx2,
         peak_avx2,
         load_avx2,
@@ -379,7 +459,9 @@ mod x86 {
         "avx512f",
         16,
         __m512,
+        sums_avx512,
         layer_avx512,
+        last_layers_avx512,
         weighted_sum_avx512,
         peak_avx512,
         load_avx512,
@@ -412,63 +494,4 @@ mod x86 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::random::Rng;
-    use proptest::prelude::*;
-
-    #[expect(clippy::cast_possible_truncation, reason = "test data")]
-    fn draw(count: usize, rng: &mut Rng) -> Vec<f32> {
-        (0..count).map(|_| rng.normal() as f32).collect()
-    }
-
-    proptest! {
-        #[test]
-        fn every_instruction_set_gives_what_the_definition_gives(
-            inputs in 1usize..70, outputs in 1usize..70, seed in 0u64..1000,
-        ) {
-            let mut rng = Rng::new(seed);
-            let (weights, biases) = (draw(inputs * outputs, &mut rng), draw(outputs, &mut rng));
-            let layer = PackedLayer::new(inputs, outputs, &weights, &biases);
-            for set in InstructionSet::all_here() {
-                let block = set.block();
-                let values = draw(inputs * block, &mut rng);
-                let mut out = vec![f32::NAN; layer.outputs() * block];
-                layer.run(set, &values, &mut out);
-                for output in 0..layer.outputs() {
-                    for lane in 0..block {
-                        let mut want = biases.get(output).copied().unwrap_or(0.0);
-                        if output < outputs {
-                            for input in 0..inputs {
-                                want += weights[input * outputs + output] * values[input * block + lane];
-                            }
-                        }
-                        let got = out[output * block + lane];
-                        prop_assert!((got - want.max(0.0)).abs() < 1e-3, "{set:?} {got} {want}");
-                    }
-                }
-                let factors = draw(inputs, &mut rng);
-                let mut sums = vec![f32::NAN; block];
-                weighted_sum(set, &factors, &values, 0.25, &mut sums);
-                for (lane, sum) in sums.iter().enumerate() {
-                    let want: f32 =
-                        0.25 + (0..inputs).map(|k| factors[k] * values[k * block + lane]).sum::<f32>();
-                    prop_assert!((sum - want).abs() < 1e-3, "{set:?}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn instruction_sets_that_this_machine_lacks_are_named() {
-        let here = InstructionSet::all_here();
-        for kind in [Kind::Avx2, Kind::Avx512] {
-            if !here.contains(&InstructionSet(kind)) {
-                println!("NOT TESTED HERE: this processor has no {kind:?}");
-            }
-        }
-        assert_eq!(here[0].name(), "plain");
-        let (flops, value) = peak_work(InstructionSet::best(), 10);
-        assert!(flops > 0 && value.is_finite());
-    }
-}
+mod tests;
