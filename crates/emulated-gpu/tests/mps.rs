@@ -1,9 +1,14 @@
 //! The MPS daemon, its server, and what happens when they break.
 
+#![expect(clippy::print_stderr, reason = "a skipped test must say so")]
+
 mod support;
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Stdio};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use muxflow_emulated_gpu::fault::Fault;
@@ -162,4 +167,85 @@ fn a_server_that_crashes_fails_its_clients_and_one_that_hangs_lets_nobody_in() {
     stuck.kill().expect("it lives");
     stuck.wait().expect("it ends");
     control(&node, "quit");
+}
+
+/// Commands of another user: the client and the driver are copied to where everybody may read.
+fn foreign(node: &Running) -> Option<Command> {
+    // SAFETY: only asks.
+    if unsafe { libc::geteuid() } != 0 {
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "only root can be somebody else");
+        eprintln!("SKIPPED the rule for users: run the tests as root to be two users");
+        return None;
+    }
+    let root = node.node().root();
+    std::fs::set_permissions(root, Permissions::from_mode(0o755)).expect("it is ours");
+    let home = root.join("foreign");
+    std::fs::create_dir_all(&home).expect("a directory");
+    let program = home.join("client");
+    std::fs::copy(client(), &program).expect("a copy");
+    let driver = built().join("libmuxflow_emulated_cuda.so");
+    std::fs::copy(driver, home.join("libcuda.so.1")).expect("a copy");
+    let mut command = on(node, program);
+    // The user `nobody`.
+    command.uid(65_534).env("LD_LIBRARY_PATH", home).arg("hold").stdout(Stdio::piped());
+    Some(command)
+}
+
+#[test]
+fn one_user_at_a_time_unless_the_server_is_for_all() {
+    let first = node("t4", 1.0);
+    let Some(mut theirs) = foreign(&first) else { return };
+    daemon(&first);
+    let mut ours = holder(&first);
+    let server = control(&first, "get_server_list").1;
+    let mut waiting = theirs.spawn().expect("it starts");
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(waiting.try_wait().expect("a status").is_none());
+    assert_eq!(control(&first, &format!("get_client_list {server}")).1, ours.id().to_string());
+    // It gets in when the clients of the other user have left, with a server of its own.
+    ours.kill().expect("it lives");
+    ours.wait().expect("it ends");
+    let mut line = String::new();
+    let stdout = waiting.stdout.as_mut().expect("a pipe");
+    BufReader::new(stdout).read_line(&mut line).expect("it speaks");
+    assert_eq!(line.trim(), "up");
+    let other = control(&first, "get_server_list").1;
+    assert_ne!(other, server);
+    assert_eq!(control(&first, &format!("get_client_list {other}")).1, waiting.id().to_string());
+    waiting.kill().expect("it lives");
+    waiting.wait().expect("it ends");
+    control(&first, "quit");
+
+    let second = node("t4", 1.0);
+    let mut command = on(&second, built().join("nvidia-cuda-mps-control"));
+    assert!(command.args(["-d", "-multiuser-server"]).status().expect("it starts").success());
+    let Some(mut theirs) = foreign(&second) else { return };
+    let mut ours = holder(&second);
+    let mut beside = theirs.spawn().expect("it starts");
+    let mut line = String::new();
+    BufReader::new(beside.stdout.as_mut().expect("a pipe"))
+        .read_line(&mut line)
+        .expect("it speaks");
+    assert_eq!(line.trim(), "up", "both at once");
+    let server = control(&second, "get_server_list").1;
+    let clients = control(&second, &format!("get_client_list {server}")).1;
+    let both = [ours.id().to_string(), beside.id().to_string()];
+    assert!(both.iter().all(|pid| clients.lines().any(|l| l == pid)), "{clients}");
+    for child in [&mut ours, &mut beside] {
+        child.kill().expect("it lives");
+        child.wait().expect("it ends");
+    }
+    control(&second, "quit");
+}
+
+#[test]
+fn a_daemon_ends_with_its_directory() {
+    let node = node("t4", 1.0);
+    daemon(&node);
+    let path = node.node().root().join("mps/nvidia-cuda-mps-control.pid");
+    let pid = std::fs::read_to_string(path).expect("its process id");
+    let process = std::path::Path::new("/proc").join(pid.trim());
+    assert!(process.exists());
+    drop(node);
+    within("the daemon ends", || !process.exists());
 }

@@ -84,7 +84,7 @@ pub(super) struct Daemon {
     pub quitting: bool,
 }
 
-/// Runs until `quit`.
+/// Runs until `quit`, or until its directory is removed.
 pub fn run(options: Options) -> Result<(), EmulationError> {
     let write = |path: &Path| {
         let path = path.to_owned();
@@ -113,7 +113,8 @@ pub fn run(options: Options) -> Result<(), EmulationError> {
         quitting: false,
     };
     daemon.log("Starting control daemon");
-    while !daemon.quitting {
+    // Who removes its directory has no use for it any more: nobody could find it there.
+    while !daemon.quitting && path.exists() {
         daemon.turn()?;
     }
     daemon.log("Exiting");
