@@ -80,6 +80,11 @@ fn driver() -> Answer<&'static Driver> {
     }
 }
 
+/// The node that this process is on.
+pub(crate) fn node() -> Answer<&'static Node> {
+    Ok(&driver()?.node)
+}
+
 /// All devices that this process sees.
 pub(crate) fn devices() -> Answer<&'static [Device]> {
     Ok(&driver()?.devices)
@@ -152,7 +157,7 @@ fn ask_facts(node: &Node, index: usize) -> Option<Facts> {
     let socket = Socket::connect(&node.socket(index)).ok()?;
     let answer = socket.ask(&Message::new(Kind::Stats, &[]), &[], &[]).ok()?;
     let stats = Stats::from_bytes(&answer.tail)?;
-    if stats.xid[0] == 79 {
+    if stats.lost == 1 {
         return None;
     }
     Facts::from_bytes(answer.tail.get(size_of::<Stats>()..)?)

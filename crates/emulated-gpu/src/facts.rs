@@ -117,6 +117,10 @@ pub struct Stats {
     pub nvml_blocked: u32,
     /// NVML recovery action: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset.
     pub recovery_action: u32,
+    /// 1 when the GPU has fallen off the bus.
+    pub lost: u32,
+    /// Nothing.
+    pub reserved: u32,
 }
 // SAFETY: repr(C) without padding (checked by a test), any bits are valid numbers.
 unsafe impl Plain for Stats {}
@@ -164,7 +168,7 @@ mod tests {
     #[test]
     fn plain_structures_have_no_padding() {
         assert_eq!(size_of::<Facts>(), 96 + 16 + 16 + 4 * 18 + 8 * 6 + 8 * 4 + 8 + 8 + 8 + 32 + 16);
-        assert_eq!(size_of::<Stats>(), 24 + 8 * 3 + 8 + 40 + 40 + 8 + 16 + 8 + 8 * 3 + 16);
+        assert_eq!(size_of::<Stats>(), 24 + 8 * 3 + 8 + 40 + 40 + 8 + 16 + 8 + 8 * 3 + 24);
         assert_eq!(size_of::<Process>(), 40);
     }
 }

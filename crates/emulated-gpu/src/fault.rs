@@ -45,6 +45,24 @@ pub mod event {
 /// XIDs with a meaning here.
 pub const XIDS: [u32; 11] = [13, 31, 43, 45, 48, 63, 74, 79, 94, 95, 154];
 
+/// As it is written on a command line.
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Fault::Xid(n) => write!(f, "xid {n}"),
+            Fault::KillPropagates(pct) => write!(f, "kill-propagates {pct}"),
+            Fault::MpsCrash => f.write_str("mps-crash"),
+            Fault::MpsHang => f.write_str("mps-hang"),
+            Fault::Throttle(mhz) => write!(f, "throttle {mhz}"),
+            Fault::MemoryBurst(mib) => write!(f, "memory-burst {mib}"),
+            Fault::NvmlBlock(true) => f.write_str("nvml-block"),
+            Fault::NvmlBlock(false) => f.write_str("nvml-unblock"),
+            Fault::NvmlError(error) => write!(f, "nvml-error {error}"),
+            Fault::Reset => f.write_str("reset"),
+        }
+    }
+}
+
 impl Fault {
     /// Reads `xid 31`, `mps-crash`, `throttle 600` and so on.
     pub fn parse(words: &[String]) -> Result<Fault, EmulationError> {
@@ -84,15 +102,21 @@ impl Fault {
         Ok(fault)
     }
 
-    /// Any fault but those that end the GPU for good.
-    pub fn random(rng: &mut muxflow_gpu_model::Rng) -> Fault {
-        let mut pick = |n: u32| ((rng.uniform() * f64::from(n)) as u32).min(n - 1);
-        let mild: Vec<u32> = XIDS.iter().copied().filter(|x| ![79, 48, 95].contains(x)).collect();
-        match pick(6) {
-            0..=2 => Fault::Xid(mild[pick(mild.len() as u32) as usize]),
-            3 => Fault::MpsCrash,
-            4 => Fault::Throttle(300 + 100 * pick(10)),
-            _ => Fault::MemoryBurst(256 * (1 + pick(8))),
+    /// Any fault. Those that strike everybody on the GPU come only when `deadly` ones may.
+    pub fn random(rng: &mut muxflow_gpu_model::Rng, deadly: bool) -> Fault {
+        let mut pick = |n: usize| ((rng.uniform() * n as f64) as usize).min(n - 1);
+        let of = |list: &[u32], i: usize| list.get(i).copied().unwrap_or(0);
+        let of_all = [48, 79, 95];
+        let xids: Vec<u32> =
+            XIDS.iter().copied().filter(|x| deadly || !of_all.contains(x)).collect();
+        match pick(10) {
+            0..=3 => Fault::Xid(of(&xids, pick(xids.len()))),
+            4 => Fault::MpsCrash,
+            5 => Fault::KillPropagates(of(&[0, 50, 100], pick(3))),
+            6 => Fault::Throttle(of(&[0, 300, 600, 900], pick(4))),
+            7 => Fault::MemoryBurst(of(&[0, 256, 1024, 2048], pick(4))),
+            8 => Fault::NvmlBlock(pick(2) == 0),
+            _ => Fault::NvmlError(of(&[0, 15, 999], pick(3))),
         }
     }
 
@@ -147,9 +171,43 @@ impl Fault {
         match answer.message.status {
             0 => Ok(()),
             _ => Err(EmulationError::Fault {
-                text: format!("{self:?}"),
+                text: self.to_string(),
                 reason: "the device refused it: nothing is there that it could strike".to_owned(),
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_is_read_as_it_is_written() {
+        let mut rng = muxflow_gpu_model::Rng::new(1);
+        let mut all: Vec<Fault> = (0..500).map(|_| Fault::random(&mut rng, true)).collect();
+        all.extend([Fault::MpsHang, Fault::Reset]);
+        for fault in all {
+            let words: Vec<String> = fault.to_string().split(' ').map(str::to_owned).collect();
+            assert_eq!(Fault::parse(&words).unwrap(), fault);
+            let [kind, value] = fault.to_wire();
+            assert_eq!(Fault::from_wire(kind, value), Some(fault));
+        }
+        for (bad, says) in [("", "write one of"), ("xid 32", "known XIDs"), ("throttle x", "`x`")] {
+            let words: Vec<String> = bad.split(' ').map(str::to_owned).collect();
+            assert!(Fault::parse(&words).unwrap_err().to_string().contains(says), "{bad}");
+        }
+    }
+
+    #[test]
+    fn all_xids_come_at_random_and_the_deadly_ones_only_when_they_may() {
+        let drawn = |deadly: bool| {
+            let mut rng = muxflow_gpu_model::Rng::new(7);
+            let all = (0..2000).map(|_| Fault::random(&mut rng, deadly));
+            let xids = all.filter_map(|f| if let Fault::Xid(x) = f { Some(x) } else { None });
+            xids.collect::<std::collections::BTreeSet<u32>>()
+        };
+        assert_eq!(drawn(true).into_iter().collect::<Vec<_>>(), XIDS);
+        assert!([48, 79, 95].iter().all(|x| !drawn(false).contains(x)));
     }
 }

@@ -1,16 +1,20 @@
 //! NVML as a library of others sees it: nvml-wrapper, unmodified.
+//!
+//! One node and one test: the library is loaded once into a process, with the node beside it.
 
 mod support;
 
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muxflow_emulated_gpu::fault::Fault;
 use muxflow_emulated_gpu::launcher::Running;
-use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use nvml_wrapper::enums::gpm::GpmMetricId;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::gpm::gpm_metrics_get;
+use nvml_wrapper::{GpmSample, Nvml};
 use support::{client, node, on, output};
 
 fn open(node: &Running) -> Nvml {
@@ -20,11 +24,17 @@ fn open(node: &Running) -> Nvml {
 }
 
 #[test]
-fn a_busy_gpu_shows_work_memory_and_processes() {
-    let node = node("t4,a10", 1.0);
-    let version = output(on(&node, client()).arg("version"));
+fn nvml_wrapper_sees_a_node() {
+    let node = node("t4,a10,h100", 1.0);
     let nvml = open(&node);
-    assert_eq!(nvml.device_count().expect("a count"), 2);
+    a_busy_gpu_shows_work_memory_and_processes(&node, &nvml);
+    gpm_measures_between_two_samples_where_the_gpu_has_it(&node, &nvml);
+    events_and_failures_reach_who_asks(&node, &nvml);
+}
+
+fn a_busy_gpu_shows_work_memory_and_processes(node: &Running, nvml: &Nvml) {
+    let version = output(on(node, client()).arg("version"));
+    assert_eq!(nvml.device_count().expect("a count"), 3);
     assert_eq!(nvml.sys_cuda_driver_version().expect("a version").to_string(), version);
     let device = nvml.device_by_index(0).expect("a device");
     assert_eq!(device.name().expect("a name"), "Tesla T4");
@@ -32,7 +42,7 @@ fn a_busy_gpu_shows_work_memory_and_processes() {
     assert_eq!(nvml.device_by_uuid(uuid).expect("the same").index().expect("0"), 0);
     let idle = device.memory_info().expect("memory").used;
     let mut busy =
-        on(&node, client()).args(["busy", "3000"]).stdout(Stdio::null()).spawn().expect("it runs");
+        on(node, client()).args(["busy", "3000"]).stdout(Stdio::null()).spawn().expect("it runs");
     std::thread::sleep(Duration::from_millis(1500));
     let rates = device.utilization_rates().expect("utilisation");
     assert!(rates.gpu > 90, "{rates:?}");
@@ -52,10 +62,42 @@ fn a_busy_gpu_shows_work_memory_and_processes() {
     assert_eq!(other.utilization_rates().expect("utilisation").gpu, 0);
 }
 
-#[test]
-fn events_and_failures_reach_who_asks() {
-    let node = node("t4", 1.0);
-    let nvml = open(&node);
+fn gpm_measures_between_two_samples_where_the_gpu_has_it(node: &Running, nvml: &Nvml) {
+    let old = nvml.device_by_index(0).expect("a T4");
+    assert!(!old.gpm_support().expect("an answer"));
+    assert!(matches!(old.gpm_sample(), Err(NvmlError::NotSupported)));
+    let device = nvml.device_by_index(2).expect("an H100");
+    assert!(device.gpm_support().expect("an answer"));
+    let wanted = [GpmMetricId::SmUtil, GpmMetricId::SmOccupancy, GpmMetricId::DramBwUtil];
+    let between = |first: &GpmSample<'_>, second: &GpmSample<'_>| {
+        let all = gpm_metrics_get(nvml, first, second, &wanted).expect("metrics");
+        all.into_iter().map(|m| m.expect("a metric").value).collect::<Vec<f64>>()
+    };
+    let first = device.gpm_sample().expect("a sample");
+    std::thread::sleep(Duration::from_millis(100));
+    let idle = device.gpm_sample().expect("a sample");
+    assert_eq!(between(&first, &idle), [0.0; 3]);
+    // A kernel on 40 SMs, half of their warps, a third of the bandwidth.
+    let mut command = on(node, client());
+    command.args(["busy", "3000"]).env("CUDA_VISIBLE_DEVICES", "2").stdout(Stdio::null());
+    let mut busy = command.spawn().expect("it runs");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while device.utilization_rates().expect("utilisation").gpu < 90 {
+        assert!(Instant::now() < deadline, "it does not get busy");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let before = device.gpm_sample().expect("a sample");
+    std::thread::sleep(Duration::from_millis(300));
+    let after = device.gpm_sample().expect("a sample");
+    busy.kill().expect("it lives");
+    busy.wait().expect("it ends");
+    let [active, occupancy, bandwidth] = between(&before, &after)[..] else { panic!("three") };
+    assert!((20.0..45.0).contains(&active), "SM activity: {active} % with 40 of 132 SMs");
+    assert!(occupancy > 5.0 && occupancy < active, "SM occupancy: {occupancy} %");
+    assert!((5.0..60.0).contains(&bandwidth), "DRAM: {bandwidth} %");
+}
+
+fn events_and_failures_reach_who_asks(node: &Running, nvml: &Nvml) {
     let device = nvml.device_by_index(0).expect("a device");
     let set = nvml.create_event_set().expect("a set");
     let set = device.register_events(EventTypes::CRITICAL_XID_ERROR, set).expect("registered");
@@ -73,5 +115,4 @@ fn events_and_failures_reach_who_asks() {
     assert!(device.memory_info().expect("memory").used >= 1 << 30);
     Fault::Xid(79).inject(node.node(), 0, 0, 0).expect("gone");
     assert!(matches!(device.utilization_rates(), Err(NvmlError::GpuLost)));
-    assert_eq!(output(on(&node, "true").arg("")), "");
 }

@@ -203,6 +203,10 @@ pub(crate) fn close() -> Answer {
         return Err(NVML_ERROR_UNINITIALIZED);
     }
     library.uses -= 1;
+    if library.uses == 0 {
+        // Who comes next sees what is there then. Handles are never followed, only compared.
+        library.devices = None;
+    }
     Ok(())
 }
 
@@ -245,7 +249,7 @@ impl Device {
             if stats.nvml_error != 0 {
                 return Err(stats.nvml_error);
             }
-            if stats.xid[0] == 79 {
+            if stats.lost == 1 {
                 return Err(NVML_ERROR_GPU_IS_LOST);
             }
             return Ok(stats);

@@ -1,15 +1,18 @@
 //! Breaks emulated GPUs on demand: at once, after a while, or at random by seed.
 
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use muxflow_emulated_gpu::EmulationError;
 use muxflow_emulated_gpu::fault::Fault;
 use muxflow_emulated_gpu::node::Node;
 use muxflow_gpu_model::Rng;
 
 const USAGE: &str =
     "usage: muxflow-emulated-fault [--dir DIR] [--gpu N] [--pid PID] [--after MS] FAULT
-       muxflow-emulated-fault [--dir DIR] random --seed N --every MS --count N
+       muxflow-emulated-fault [--dir DIR] [--gpu N] [--pid PID] random --seed N [--every MS] [--count N] [deadly]
+           faults of all kinds at random moments, MS apart in the mean; the seed says which and when;
+           `deadly` lets those come that strike everybody on the GPU (XID 48, 79, 95)
 FAULT: xid N | kill-propagates PCT | mps-crash | mps-hang | throttle MHZ | memory-burst MIB |
        nvml-block | nvml-unblock | nvml-error N | off-bus | reset";
 
@@ -64,7 +67,7 @@ fn wanted() -> Result<Wanted, String> {
 #[expect(clippy::print_stdout, reason = "a program for people at a terminal")]
 fn run() -> Result<(), String> {
     let wanted = wanted()?;
-    let words = |e: muxflow_emulated_gpu::EmulationError| {
+    let words = |e: EmulationError| {
         let cause = std::error::Error::source(&e).map(|s| format!(": {s}")).unwrap_or_default();
         format!("{e}{cause}")
     };
@@ -72,14 +75,25 @@ fn run() -> Result<(), String> {
         let fault = Fault::parse(&wanted.words).map_err(words)?;
         return fault.inject(&wanted.node, wanted.gpu, wanted.pid, wanted.after_ms).map_err(words);
     }
+    let deadly = match wanted.words.get(1).map(String::as_str) {
+        None => false,
+        Some("deadly") if wanted.words.len() == 2 => true,
+        Some(word) => return Err(format!("random {word} is not known\n{USAGE}")),
+    };
     let mut rng = Rng::new(wanted.seed);
+    let (began, mut due_ms) = (Instant::now(), 0.0);
     for _ in 0..wanted.count {
-        std::thread::sleep(Duration::from_millis(wanted.every_ms));
-        let fault = Fault::random(&mut rng);
-        match fault.inject(&wanted.node, wanted.gpu, wanted.pid, 0) {
-            Ok(()) => println!("{fault:?}"),
-            Err(error) => println!("{fault:?}: {}", words(error)),
-        }
+        due_ms += rng.exponential(wanted.every_ms as f64);
+        let fault = Fault::random(&mut rng, deadly);
+        let due = began + Duration::from_secs_f64(due_ms / 1e3);
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        // One line each, of which the last words can be given to this program again.
+        let outcome = match fault.inject(&wanted.node, wanted.gpu, wanted.pid, 0) {
+            Ok(()) => String::new(),
+            Err(EmulationError::Fault { .. }) => " # nothing to strike".to_owned(),
+            Err(error) => return Err(words(error)),
+        };
+        println!("--gpu {} --after {due_ms:.0} {fault}{outcome}", wanted.gpu);
     }
     Ok(())
 }

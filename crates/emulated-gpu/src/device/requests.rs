@@ -264,6 +264,8 @@ impl Device {
             nvml_error: self.state.nvml_error,
             nvml_blocked: u32::from(self.state.nvml_blocked),
             recovery_action: self.state.recovery_action,
+            lost: u32::from(self.state.lost),
+            reserved: 0,
         }
     }
 
