@@ -1,6 +1,7 @@
 //! Contexts: what a thread works in.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -37,6 +38,8 @@ pub(crate) struct Context {
     /// All streams, the default one first when it was used.
     pub streams: Mutex<Vec<&'static Stream>>,
     pub legacy: OnceLock<&'static Stream>,
+    /// Contexts whose memory it may use directly.
+    pub peers: Mutex<BTreeSet<u64>>,
 }
 
 impl Kind for Context {
@@ -85,6 +88,7 @@ pub(crate) fn create(
         shared_config: AtomicU32::new(0),
         streams: Mutex::new(Vec::new()),
         legacy: OnceLock::new(),
+        peers: Mutex::default(),
     }))
 }
 

@@ -4,13 +4,15 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use muxflow_abi::cuda::result::{
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_CAPTURED_EVENT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
 };
 use muxflow_emulated_gpu::client::Gpu;
 
-use crate::context::{self, lock};
+use crate::capture::{self, Capture, Captured};
+use crate::context::{self, Context, lock};
 use crate::ffi::{Answer, Handle, Kind};
-use crate::graph::Captured;
+use crate::shared_event::{self, SharedEvent};
 use crate::stream::{Stream, wait_performed};
 use crate::work::Work;
 
@@ -18,7 +20,11 @@ use crate::work::Work;
 #[derive(Debug)]
 pub(crate) struct Event {
     pub gpu: &'static Gpu,
+    /// Streams of other contexts cannot record it.
+    context: &'static Context,
     slot: Option<u32>,
+    /// Of several processes.
+    shared: Option<&'static SharedEvent>,
     state: Mutex<State>,
 }
 
@@ -34,28 +40,48 @@ impl Kind for Event {
 }
 
 const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
 
 pub(crate) fn create(flags: u32) -> Answer<Handle<Event>> {
     let context = context::current()?;
+    let interprocess = flags & INTERPROCESS != 0;
+    if flags > 7 || interprocess && flags & DISABLE_TIMING == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     let slot = if flags & DISABLE_TIMING == 0 {
         Some(context.gpu.event_slot().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?)
     } else {
         None
     };
-    Ok(Handle::new(Event { gpu: context.gpu, slot, state: Mutex::default() }))
+    let shared = interprocess.then(|| shared_event::create(context.device)).transpose()?;
+    Ok(Handle::new(Event { gpu: context.gpu, context, slot, shared, state: Mutex::default() }))
+}
+
+/// An event of another process, by its name.
+pub(crate) fn open(name: [u64; 2]) -> Answer<Handle<Event>> {
+    let context = context::current()?;
+    let shared = Some(shared_event::open(context.device, name)?);
+    let state = Mutex::default();
+    Ok(Handle::new(Event { gpu: context.gpu, context, slot: None, shared, state }))
 }
 
 impl Event {
     /// Marks the end of what the stream holds now.
     pub(crate) fn record(&'static self, stream: &'static Stream) -> Answer {
-        if stream.capturing.load(Ordering::Relaxed) {
-            lock(&self.state).captured = lock(&stream.capture).as_ref().map(|c| c.mark());
-            return Ok(());
-        }
-        if !std::ptr::eq(stream.gpu, self.gpu) {
+        if !std::ptr::eq(stream.context, self.context) {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
-        let seq = stream.submit(self.slot.map_or(Work::Nothing, Work::Record))?;
+        if stream.capturing.load(Ordering::Relaxed) {
+            let mark = lock(&stream.capture).as_ref().map(Capture::mark).transpose()?;
+            lock(&self.state).captured = mark;
+            return Ok(());
+        }
+        let work = match (self.shared, self.slot) {
+            (Some(shared), _) => Work::Reach(shared, shared.next()),
+            (None, Some(slot)) => Work::Record(slot),
+            (None, None) => Work::Nothing,
+        };
+        let seq = stream.submit(work)?;
         let mut state = lock(&self.state);
         state.recorded = Some((stream, seq));
         state.captured = None;
@@ -71,8 +97,19 @@ impl Event {
         if let Some(captured) = captured {
             return captured.join(stream);
         }
+        let shared = self.shared.map(|s| (s, s.last())).filter(|(_, last)| *last > 0);
+        if recorded.is_none() && shared.is_none() {
+            return Ok(());
+        }
+        if stream.capturing.load(Ordering::Relaxed) {
+            // What was recorded outside stays outside.
+            return Err(capture::spoil(stream, CUDA_ERROR_STREAM_CAPTURE_ISOLATION));
+        }
+        if let Some((shared, last)) = shared {
+            return stream.submit(Work::WaitShared(shared, last)).map(drop);
+        }
         let Some((other, seq)) = recorded else { return Ok(()) };
-        if std::ptr::eq(other, stream) && !stream.capturing.load(Ordering::Relaxed) {
+        if std::ptr::eq(other, stream) {
             return Ok(());
         }
         if std::ptr::eq(other.gpu, stream.gpu) {
@@ -86,15 +123,30 @@ impl Event {
         stream.submit(Work::WaitForeign(other.gpu, other.lane, seq)).map(drop)
     }
 
+    /// The mark, unless it stands in a graph.
+    fn mark(&self) -> Answer<Option<(&'static Stream, u64)>> {
+        let state = lock(&self.state);
+        if state.captured.is_some() { Err(CUDA_ERROR_CAPTURED_EVENT) } else { Ok(state.recorded) }
+    }
+
     /// Whether the mark was passed.
     pub(crate) fn query(&self) -> Answer<bool> {
-        let Some((stream, seq)) = lock(&self.state).recorded else { return Ok(true) };
+        let mark = self.mark()?;
+        if let Some(shared) = self.shared {
+            context::fault(self.gpu)?;
+            return Ok(shared.is_reached(shared.last()));
+        }
+        let Some((stream, seq)) = mark else { return Ok(true) };
         let performed = stream.lane.performed.load(Ordering::Acquire) >= seq;
         Ok(self.gpu.query(stream.lane, seq)? && performed)
     }
 
     pub(crate) fn synchronize(&self) -> Answer {
-        let Some((stream, seq)) = lock(&self.state).recorded else { return Ok(()) };
+        let mark = self.mark()?;
+        if let Some(shared) = self.shared {
+            return shared.wait(shared.last(), self.gpu);
+        }
+        let Some((stream, seq)) = mark else { return Ok(()) };
         self.gpu.wait(stream.lane, seq)?;
         wait_performed(stream, seq);
         Ok(())
@@ -105,7 +157,7 @@ impl Event {
         let (Some(from), Some(to)) = (self.slot, end.slot) else {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         };
-        if lock(&self.state).recorded.is_none() || lock(&end.state).recorded.is_none() {
+        if self.mark()?.is_none() || end.mark()?.is_none() {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
         if !self.query()? || !end.query()? {
@@ -115,8 +167,16 @@ impl Event {
         Ok(((to as f64 - from as f64) / 1e6) as f32)
     }
 
+    /// Its name for other processes.
+    pub(crate) fn shared_name(&self) -> Answer<[u64; 2]> {
+        Ok(self.shared.ok_or(CUDA_ERROR_INVALID_HANDLE)?.name)
+    }
+
     /// Gives its place for a time back, unless something may still write there.
     pub(crate) fn end(&self) {
+        if let Some(shared) = self.shared {
+            shared.end(self.context.device);
+        }
         if let Some(slot) = self.slot
             && self.query().unwrap_or(false)
         {

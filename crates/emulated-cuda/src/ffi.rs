@@ -1,6 +1,7 @@
 //! The border to C: arguments as types that check for null, handles that cannot be mixed up, and
 //! the frame that every exported function has.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::io::Write;
 use std::marker::PhantomData;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use muxflow_abi::cuda::CUresult;
 use muxflow_abi::cuda::result::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED,
-    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS,
+    CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS,
 };
 
 /// Nothing, or the error to return.
@@ -237,11 +238,25 @@ impl<T> std::fmt::Debug for Handle<T> {
 /// Set in a child that was forked after `cuInit`: CUDA cannot be used there.
 pub(crate) static FORKED: AtomicBool = AtomicBool::new(false);
 
+thread_local! {
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function that a stream came to: it must not call the driver.
+pub(crate) fn in_host_function(call: impl FnOnce()) {
+    IN_HOST_FUNCTION.set(true);
+    call();
+    IN_HOST_FUNCTION.set(false);
+}
+
 /// The frame of every exported function: nothing panics out of it, calls are logged on request.
 #[inline]
 pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Answer) -> CUresult {
     if FORKED.load(Ordering::Relaxed) {
         return CUDA_ERROR_NOT_INITIALIZED;
+    }
+    if IN_HOST_FUNCTION.get() {
+        return CUDA_ERROR_NOT_PERMITTED;
     }
     let result = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)) {
         Ok(Ok(())) => CUDA_SUCCESS,

@@ -3,10 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use muxflow_abi::cuda::result::{
-    CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_MERGE,
-    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
-};
+use muxflow_abi::cuda::result::CUDA_ERROR_INVALID_VALUE;
 
 use crate::context::lock;
 use crate::event::Event;
@@ -64,6 +61,8 @@ impl Kind for Node {
 pub(crate) struct Graph {
     pub id: u64,
     pub nodes: Mutex<Vec<Handle<Node>>>,
+    /// What was last made of it.
+    instance: Mutex<Option<Handle<Executable>>>,
 }
 
 impl Kind for Graph {
@@ -84,6 +83,29 @@ pub(crate) struct Step {
     pub node: Handle<Node>,
     pub task: Task,
     pub enabled: bool,
+    /// The steps that it stands behind.
+    after: Vec<usize>,
+}
+
+/// What came of an update.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Update {
+    Done,
+    /// Nodes or edges are others; the node in question, if there is one.
+    OtherShape(Handle<Node>),
+    /// This node does something else.
+    OtherKind(Handle<Node>),
+}
+
+impl Update {
+    /// The number of it in `cuda.h`, and the node in question.
+    pub(crate) fn told(self) -> (i32, Handle<Node>) {
+        match self {
+            Update::Done => (0, Handle::null()),
+            Update::OtherShape(node) => (2, node),
+            Update::OtherKind(node) => (3, node),
+        }
+    }
 }
 
 impl Kind for Executable {
@@ -92,13 +114,14 @@ impl Kind for Executable {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-fn next_id() -> u64 {
+pub(crate) fn next_id() -> u64 {
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A graph without nodes.
 pub(crate) fn create() -> Handle<Graph> {
-    Handle::new(Graph { id: next_id(), nodes: Mutex::new(Vec::new()) })
+    let nodes = Mutex::new(Vec::new());
+    Handle::new(Graph { id: next_id(), nodes, instance: Mutex::new(None) })
 }
 
 /// A new node behind others.
@@ -148,16 +171,30 @@ impl Graph {
         Ok(done)
     }
 
+    /// Whether it allocates or frees.
+    pub(crate) fn has_memory(&self) -> Answer<bool> {
+        for node in lock(&self.nodes).iter() {
+            if matches!(*lock(&node.get()?.task), Task::Allocate(_) | Task::Free(_)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Its tasks in order, for use inside another graph.
     pub(crate) fn tasks(&self) -> Answer<Vec<Task>> {
         self.ordered()?.into_iter().map(|n| Ok(lock(&n.get()?.task).clone())).collect()
     }
 
     fn steps(&self) -> Answer<Vec<Step>> {
-        let step = |node: Handle<Node>| {
-            Ok(Step { node, task: lock(&node.get()?.task).clone(), enabled: true })
+        let ordered = self.ordered()?;
+        let step = |node: &Handle<Node>| {
+            let it = node.get()?;
+            let place = |d: &Handle<Node>| ordered.iter().position(|o| o == d);
+            let after = lock(&it.after).iter().filter_map(place).collect();
+            Ok(Step { node: *node, task: lock(&it.task).clone(), enabled: true, after })
         };
-        self.ordered()?.into_iter().map(step).collect()
+        ordered.iter().map(step).collect()
     }
 
     /// A copy, node by node.
@@ -177,8 +214,16 @@ impl Graph {
 
 /// Makes a graph ready for launching.
 pub(crate) fn instantiate(graph: Handle<Graph>, flags: u64) -> Answer<Handle<Executable>> {
-    let steps = graph.get()?.steps()?;
-    Ok(Handle::new(Executable { id: next_id(), flags, steps: Mutex::new(steps) }))
+    let it = graph.get()?;
+    let steps = it.steps()?;
+    let mut instance = lock(&it.instance);
+    // A graph with memory of its own can be there only once.
+    if it.has_memory()? && instance.is_some_and(|old| old.get().is_ok()) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let made = Handle::new(Executable { id: next_id(), flags, steps: Mutex::new(steps) });
+    *instance = Some(made);
+    Ok(made)
 }
 
 impl Executable {
@@ -189,18 +234,25 @@ impl Executable {
     }
 
     /// Takes over the parameters of a graph of the same shape.
-    pub(crate) fn update(&self, graph: &Graph) -> Answer<bool> {
+    pub(crate) fn update(&self, graph: &Graph) -> Answer<Update> {
         let new = graph.steps()?;
         let mut steps = lock(&self.steps);
-        let same = steps.len() == new.len()
-            && steps.iter().zip(&new).all(|(a, b)| a.task.kind() == b.task.kind());
-        if same {
-            for (old, new) in steps.iter_mut().zip(new) {
-                old.task = new.task;
-                old.node = new.node;
+        if steps.len() != new.len() {
+            return Ok(Update::OtherShape(Handle::null()));
+        }
+        for (old, new) in steps.iter().zip(&new) {
+            if old.task.kind() != new.task.kind() {
+                return Ok(Update::OtherKind(new.node));
+            }
+            if old.after != new.after {
+                return Ok(Update::OtherShape(new.node));
             }
         }
-        Ok(same)
+        for (old, new) in steps.iter_mut().zip(new) {
+            old.task = new.task;
+            old.node = new.node;
+        }
+        Ok(Update::Done)
     }
 
     /// Changes the step of a node.
@@ -221,122 +273,4 @@ fn submit(task: &Task, stream: &'static Stream) -> Answer {
         // Memory of a graph is there as long as the graph: see `docs/emulated-gpu.md`.
         Task::Allocate(_) | Task::Free(_) | Task::Empty => Ok(()),
     }
-}
-
-/// A stream that is being captured.
-#[derive(Debug)]
-pub(crate) struct Capture {
-    pub graph: Handle<Graph>,
-    pub frontier: Vec<Handle<Node>>,
-    pub id: u64,
-    pub origin: bool,
-    thread: Option<std::thread::ThreadId>,
-    /// All streams that joined this capture.
-    members: Arc<Mutex<Vec<&'static Stream>>>,
-}
-
-/// What an event recorded in a capturing stream stands for.
-#[derive(Debug, Clone)]
-pub(crate) struct Captured {
-    graph: Handle<Graph>,
-    frontier: Vec<Handle<Node>>,
-    id: u64,
-    members: Arc<Mutex<Vec<&'static Stream>>>,
-}
-
-impl Capture {
-    /// Begins with an empty graph or behind nodes of one.
-    pub(crate) fn begin(
-        stream: &'static Stream,
-        graph: Handle<Graph>,
-        frontier: Vec<Handle<Node>>,
-        mode: u32,
-    ) -> Answer {
-        let mut place = lock(&stream.capture);
-        if place.is_some() {
-            return Err(CUDA_ERROR_ILLEGAL_STATE);
-        }
-        *place = Some(Capture {
-            graph,
-            frontier,
-            id: next_id(),
-            origin: true,
-            // Only the relaxed mode lets another thread end it.
-            thread: (mode != 2).then(|| std::thread::current().id()),
-            members: Arc::new(Mutex::new(vec![stream])),
-        });
-        stream.capturing.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    /// One more node behind all that came before in this stream.
-    pub(crate) fn add(&mut self, work: Work) {
-        self.add_task(Task::Work(work));
-    }
-
-    pub(crate) fn add_task(&mut self, task: Task) {
-        if let Ok(node) = add(self.graph, self.frontier.clone(), task) {
-            self.frontier = vec![node];
-        }
-    }
-
-    /// What an event recorded now stands for.
-    pub(crate) fn mark(&self) -> Captured {
-        Captured {
-            graph: self.graph,
-            frontier: self.frontier.clone(),
-            id: self.id,
-            members: Arc::clone(&self.members),
-        }
-    }
-}
-
-impl Captured {
-    /// A stream that waits for a captured event joins the capture.
-    pub(crate) fn join(&self, stream: &'static Stream) -> Answer {
-        let mut place = lock(&stream.capture);
-        match place.as_mut() {
-            Some(capture) if capture.id == self.id => {
-                for node in &self.frontier {
-                    if !capture.frontier.contains(node) {
-                        capture.frontier.push(*node);
-                    }
-                }
-            }
-            Some(_) => return Err(CUDA_ERROR_STREAM_CAPTURE_MERGE),
-            None => {
-                *place = Some(Capture {
-                    graph: self.graph,
-                    frontier: self.frontier.clone(),
-                    id: self.id,
-                    origin: false,
-                    thread: None,
-                    members: Arc::clone(&self.members),
-                });
-                lock(&self.members).push(stream);
-                stream.capturing.store(true, Ordering::Release);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Ends the capture of a stream and of all that joined; gives the graph.
-pub(crate) fn end_capture(stream: &'static Stream) -> Answer<Handle<Graph>> {
-    let (graph, members) = {
-        let place = lock(&stream.capture);
-        let capture = place.as_ref().ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
-        if !capture.origin {
-            return Err(CUDA_ERROR_ILLEGAL_STATE);
-        }
-        if capture.thread.is_some_and(|t| t != std::thread::current().id()) {
-            return Err(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-        }
-        (capture.graph, Arc::clone(&capture.members))
-    };
-    for member in lock(&members).drain(..) {
-        member.capturing.store(false, Ordering::Release);
-        *lock(&member.capture) = None;
-    }
-    Ok(graph)
 }

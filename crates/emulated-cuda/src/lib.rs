@@ -15,6 +15,7 @@
 
 mod api;
 mod attributes;
+mod capture;
 mod context;
 mod driver;
 mod event;
@@ -27,6 +28,7 @@ mod module;
 mod native;
 mod physical;
 mod pool;
+mod shared_event;
 mod stream;
 mod symbols;
 mod work;

@@ -99,6 +99,12 @@ pub(crate) fn look<T>(address: u64, see: impl FnOnce(&Range) -> T) -> Option<T> 
     (address < range.end()).then(|| see(range))
 }
 
+/// Whether any range has something between these.
+pub(crate) fn overlaps(start: u64, end: u64) -> bool {
+    let ranges = RANGES.read().unwrap_or_else(PoisonError::into_inner);
+    ranges.range(..end).next_back().is_some_and(|(_, range)| range.end() > start)
+}
+
 /// Changes the range that holds an address.
 pub(crate) fn change(address: u64, how: impl FnOnce(&mut Range)) -> bool {
     let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);

@@ -25,7 +25,7 @@ fn compute_limit() -> u64 {
     static LIMIT: OnceLock<u64> = OnceLock::new();
     *LIMIT.get_or_init(|| {
         let text = std::env::var("MUXFLOW_EMULATED_COMPUTE_LIMIT").ok();
-        text.and_then(|t| t.parse().ok()).unwrap_or(50_000_000)
+        text.and_then(|t| t.parse().ok()).unwrap_or(8_000_000)
     })
 }
 

@@ -70,10 +70,16 @@ impl DevicePools {
         Ok(*self.default.get_or_init(|| made))
     }
 
+    /// Whether it is the one that the device has by itself.
+    pub(crate) fn is_first(&self, pool: Handle<Pool>) -> bool {
+        self.default.get() == Some(&pool)
+    }
+
     pub(crate) fn current(&self, device: &'static Device) -> Answer<Handle<Pool>> {
         match *lock(&self.current) {
-            Some(pool) => Ok(pool),
-            None => self.first(device),
+            // A pool that was destroyed gives way to the first one.
+            Some(pool) if pool.get().is_ok() => Ok(pool),
+            _ => self.first(device),
         }
     }
 

@@ -12,16 +12,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use muxflow_abi::cuda::result::{
-    CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
 };
 use muxflow_emulated_gpu::channel::Entry;
 use muxflow_emulated_gpu::client::{Gpu, Lane};
 
+use crate::capture::{self, Capture};
 use crate::context::{self, Context, lock};
 use crate::executor;
 use crate::ffi::{Answer, Handle, Kind, regardless};
-use crate::graph::Capture;
-use crate::work::Work;
+use crate::graph::Task;
+use crate::work::{HostCall, Work};
 
 /// Work that may wait for the executor before a call waits.
 const QUEUE: usize = 1024;
@@ -223,6 +225,7 @@ impl Stream {
             }
             streams.iter().filter(|s| s.blocking && !s.legacy).copied().collect()
         };
+        forbid_capturing(&others)?;
         others.into_iter().try_for_each(|other| self.wait_for_lane(other))
     }
 
@@ -236,7 +239,7 @@ impl Stream {
     /// Waits until everything put so far has happened and is complete.
     pub(crate) fn synchronize(&'static self) -> Answer {
         if self.capturing.load(Ordering::Relaxed) {
-            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+            return Err(capture::spoil(self, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
         }
         self.wait(self.lane.submitted.load(Ordering::Acquire))
     }
@@ -250,6 +253,9 @@ impl Stream {
 
     /// Whether everything put so far is complete.
     pub(crate) fn is_idle(&'static self) -> Answer<bool> {
+        if self.capturing.load(Ordering::Relaxed) {
+            return Err(capture::spoil(self, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
+        }
         let seq = self.lane.submitted.load(Ordering::Acquire);
         let come = self.gpu.query(self.lane, seq)?;
         self.write_due();
@@ -269,7 +275,7 @@ impl Stream {
             if (early || !work.is_ready()) && !failed {
                 return;
             }
-            let callback = matches!(work, Work::Host(crate::work::HostCall::Callback(..)));
+            let callback = matches!(work, Work::Host(HostCall::Callback(..)));
             if !failed || callback {
                 regardless(work.perform(self.gpu));
             }
@@ -290,16 +296,47 @@ impl Stream {
 
     /// Whether the head waits for something that no bell announces.
     pub(crate) fn must_poll(&self) -> bool {
-        lock(&self.queue).front().is_some_and(|(_, w)| {
-            matches!(w, Work::Wait(..) | Work::WaitForeign(..) | Work::WaitValue(..))
-        })
+        let head = |w: &Work| matches!(w, Work::Wait(..)) || w.is_polled();
+        lock(&self.queue).front().is_some_and(|(_, w)| head(w))
     }
 
     fn capture_work(&'static self, work: Work) -> Answer {
-        let mut capture = lock(&self.capture);
-        let capture = capture.as_mut().ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
-        capture.add(work);
-        Ok(())
+        // Callbacks cannot be in a graph, host functions can.
+        if matches!(work, Work::Host(HostCall::Callback(..))) {
+            return Err(capture::spoil(self, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
+        }
+        self.capture_task(Task::Work(work))
+    }
+
+    /// Puts a task into the graph that is being captured.
+    pub(crate) fn capture_task(&'static self, task: Task) -> Answer {
+        lock(&self.capture).as_mut().ok_or(CUDA_ERROR_ILLEGAL_STATE)?.add(task)
+    }
+
+    /// Whether an event is to be a node of a graph; only where one is captured.
+    pub(crate) fn external(&self, flags: u32) -> Answer<bool> {
+        match (flags, self.capturing.load(Ordering::Relaxed)) {
+            (0, _) => Ok(false),
+            (1, true) => Ok(true),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+
+    /// The blocking streams of its context; what touches the legacy stream touches them.
+    pub(crate) fn check_implicit(&'static self) -> Answer {
+        if !self.legacy {
+            return Ok(());
+        }
+        let streams = lock(&self.context.streams).clone();
+        forbid_capturing(&streams.into_iter().filter(|s| s.blocking).collect::<Vec<_>>())
+    }
+}
+
+/// The legacy stream would wait for these: that must not cross the border of a capture.
+fn forbid_capturing(others: &[&'static Stream]) -> Answer {
+    match others.iter().find(|other| other.capturing.load(Ordering::Relaxed)) {
+        Some(other) => Err(capture::spoil(other, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)),
+        None => Ok(()),
     }
 }
 

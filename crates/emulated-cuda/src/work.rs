@@ -13,6 +13,7 @@ use muxflow_emulated_gpu::ptx::{Grid, Outcome};
 use crate::ffi::{self, Answer};
 use crate::memory::{self, Everything};
 use crate::module::Function;
+use crate::shared_event::SharedEvent;
 
 /// A box of bytes to move: rows of `width`, `height` of them, `depth` slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,6 +149,18 @@ pub(crate) enum HostCall {
     Callback(unsafe extern "C" fn(usize, u32, *mut c_void), usize, Opaque),
 }
 
+impl HostCall {
+    fn perform(&self, status: u32) {
+        // SAFETY: the caller gave function and argument to be called just so.
+        unsafe {
+            match self {
+                HostCall::Function(function, data) => function(data.0),
+                HostCall::Callback(function, stream, data) => function(*stream, status, data.0),
+            }
+        }
+    }
+}
+
 /// One piece of work.
 #[derive(Debug, Clone)]
 pub(crate) enum Work {
@@ -166,6 +179,10 @@ pub(crate) enum Work {
     Write(u64, u64, usize),
     /// Wait until memory holds: address, value, bytes, comparison.
     WaitValue(u64, u64, usize, u32),
+    /// Say on its page that an event of several processes was come to.
+    Reach(&'static SharedEvent, u64),
+    /// Wait for such an event.
+    WaitShared(&'static SharedEvent, u64),
     Nothing,
 }
 
@@ -183,23 +200,32 @@ impl Work {
             },
             Work::Copy(c) => plain(c.op(), c.bytes() as u64),
             Work::Fill(f) => plain(Op::CopyDevice, (f.width * f.height * f.element) as u64 / 2),
-            Work::Host(_) | Work::WaitForeign(..) | Work::WaitValue(..) => plain(Op::Host, 0),
+            _ if self.needs_host() => plain(Op::Host, 0),
             Work::Wait(lane, seq) => Entry { target: lane.slot, ..plain(Op::Wait, *seq) },
             Work::Record(slot) => Entry { target: *slot, ..plain(Op::Record, 0) },
-            Work::Write(..) if self.is_heard() => plain(Op::Notify, 0),
-            Work::Free(_) | Work::Write(..) | Work::Nothing => plain(Op::Nop, 0),
+            _ if self.is_heard() => plain(Op::Notify, 0),
+            _ => plain(Op::Nop, 0),
         }
     }
 
-    /// Whether the program may see when it happens: a value in its own memory. It must not come
+    /// Whether a program may see when it happens: a value in its own memory. It must not come
     /// before the stream is there. In device memory only work in order can see it.
     pub(crate) fn is_heard(&self) -> bool {
-        matches!(self, Work::Write(address, ..) if !memory::is_device(*address))
+        match self {
+            Work::Write(address, ..) => !memory::is_device(*address),
+            Work::Reach(..) => true,
+            _ => false,
+        }
     }
 
     /// Whether the device waits for this process to do it.
     pub(crate) fn needs_host(&self) -> bool {
-        matches!(self, Work::Host(_) | Work::WaitForeign(..) | Work::WaitValue(..))
+        matches!(self, Work::Host(_)) || self.is_polled()
+    }
+
+    /// Whether it waits for something that no bell announces.
+    pub(crate) fn is_polled(&self) -> bool {
+        matches!(self, Work::WaitForeign(..) | Work::WaitValue(..) | Work::WaitShared(..))
     }
 
     /// Whether a launching thread must not wait for it.
@@ -218,6 +244,7 @@ impl Work {
             Work::WaitValue(address, value, bytes, how) => {
                 satisfied(*address, *value, *bytes, *how)
             }
+            Work::WaitShared(event, number) => event.is_reached(*number),
             _ => true,
         }
     }
@@ -228,12 +255,7 @@ impl Work {
             Work::Kernel(launch) => launch.perform(gpu)?,
             Work::Copy(copy) => copy.perform(),
             Work::Fill(fill) => fill.perform(),
-            // SAFETY: the caller gave function and argument to be called just so.
-            Work::Host(HostCall::Function(function, data)) => unsafe { function(data.0) },
-            Work::Host(HostCall::Callback(function, stream, data)) => {
-                // SAFETY: as above.
-                unsafe { function(*stream, gpu.fault(), data.0) }
-            }
+            Work::Host(call) => ffi::in_host_function(|| call.perform(gpu.fault())),
             Work::Free(address) => ffi::regardless(memory::free(*address)),
             Work::Write(address, value, bytes) => {
                 // SAFETY: the range was checked when the work was made.
@@ -245,8 +267,9 @@ impl Work {
                     }
                 }
             }
+            Work::Reach(event, number) => event.reach(*number),
             Work::Wait(..) | Work::WaitForeign(..) | Work::WaitValue(..) => {}
-            Work::Record(_) | Work::Nothing => {}
+            Work::WaitShared(..) | Work::Record(_) | Work::Nothing => {}
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use muxflow_emulated_gpu::fault::Fault;
 use muxflow_emulated_gpu::launcher::Running;
-use support::{client, node, on, output};
+use support::{client, compiled, node, on, output};
 
 /// Bytes in use on the first GPU, asked of the device itself.
 fn used_bytes(node: &Running) -> u64 {
@@ -24,6 +24,48 @@ fn a_client_gets_right_answers_and_leaves_nothing() {
     let node = node("t4", 1.0);
     assert_eq!(output(on(&node, client()).arg("check")), "ok");
     assert_eq!(used_bytes(&node), 0);
+}
+
+#[test]
+fn odd_uses_get_the_answers_that_the_interface_promises() {
+    let node = node("t4x2", 1.0);
+    assert_eq!(output(on(&node, compiled("odd")).arg("all")), "ok");
+    assert_eq!(used_bytes(&node), 0);
+}
+
+#[test]
+fn urgent_streams_go_first_within_a_process() {
+    let node = node("t4", 1.0);
+    // 20 ms of kernels on all SMs beside 60 ms of another stream.
+    let beside = |mine: &str, other: &str| -> f64 {
+        output(on(&node, compiled("odd")).args(["beside", mine, other])).parse().expect("a time")
+    };
+    let (urgent, equal, patient) = (beside("-5", "0"), beside("0", "0"), beside("0", "-5"));
+    // Alone it would be 20, behind all of the other 80; power may cost the T4 some clock.
+    assert!((19.9..30.0).contains(&urgent), "{urgent} ms as the urgent one");
+    assert!(urgent < equal && equal < 60.0, "{equal} ms as one of two, {urgent} as the urgent one");
+    assert!(patient > 65.0, "{patient} ms as the patient one");
+}
+
+#[test]
+fn processes_share_memory_and_an_event() {
+    let node = node("t4", 1.0);
+    let mut lender = on(&node, compiled("odd"));
+    lender.arg("lend").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut lender = lender.spawn().expect("it starts");
+    let mut borrower = on(&node, compiled("odd"));
+    borrower.arg("borrow").stdin(lender.stdout.take().expect("a pipe"));
+    borrower.stdout(lender.stdin.take().expect("a pipe"));
+    let mut borrower = borrower.spawn().expect("it starts");
+    let lent = lender.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&lent.stderr).trim(), "ok");
+    assert!(borrower.wait().expect("it ends").success());
+    assert_eq!(used_bytes(&node), 0);
+    let left = std::fs::read_dir(node.node().gpu(0)).expect("its directory");
+    let left = left.filter(|f| {
+        f.as_ref().is_ok_and(|f| f.file_name().as_encoded_bytes().starts_with(b"event"))
+    });
+    assert_eq!(left.count(), 0, "the event's page is gone");
 }
 
 #[test]

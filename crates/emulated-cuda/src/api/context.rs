@@ -5,14 +5,17 @@ use std::sync::atomic::Ordering;
 
 use muxflow_abi::cuda::CUdevice;
 use muxflow_abi::cuda::result::{
-    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_UNSUPPORTED_LIMIT,
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
+    CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+    CUDA_ERROR_UNSUPPORTED_LIMIT,
 };
 
+use crate::capture;
 use crate::context::{self, Context, lock};
 use crate::driver;
 use crate::event::Event;
 use crate::ffi::{Answer, Handle, In, Out, api};
-use crate::stream;
+use crate::stream::{self, Stream};
 
 /// Makes a context and puts it on the stack.
 fn create(out: Out<Handle<Context>>, flags: c_uint, device: CUdevice, sms: Option<u32>) -> Answer {
@@ -47,10 +50,10 @@ fn destroy(handle: Handle<Context>) -> Answer {
 }
 
 fn synchronize(it: &'static Context) -> Answer {
+    capture::unsafe_call()?;
     let streams = lock(&it.streams).clone();
-    streams.into_iter().try_for_each(|s| {
-        if s.capturing.load(Ordering::Relaxed) { Ok(()) } else { s.synchronize() }
-    })
+    // A stream that is being captured refuses, and its capture is spoiled.
+    streams.into_iter().try_for_each(Stream::synchronize)
 }
 
 api! {
@@ -181,13 +184,26 @@ api! {
         }
         out.put([0, it.sms])
     }
-    fn cuCtxEnablePeerAccess(peer: Handle<Context>, _flags: c_uint) {
-        context::current()?;
-        peer.get().map(drop)
+    fn cuCtxEnablePeerAccess(handle: Handle<Context>, flags: c_uint) {
+        let it = context::current()?;
+        let peer = handle.get().map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
+        if std::ptr::eq(it, peer) {
+            return Err(CUDA_ERROR_INVALID_CONTEXT);
+        }
+        if flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if it.device.index == peer.device.index {
+            return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+        }
+        let new = lock(&it.peers).insert(peer.id);
+        if new { Ok(()) } else { Err(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) }
     }
-    fn cuCtxDisablePeerAccess(peer: Handle<Context>) {
-        context::current()?;
-        peer.get().map(drop)
+    fn cuCtxDisablePeerAccess(handle: Handle<Context>) {
+        let it = context::current()?;
+        let peer = handle.get().map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
+        let was = lock(&it.peers).remove(&peer.id);
+        if was { Ok(()) } else { Err(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED) }
     }
     fn cuCtxRecordEvent(handle: Handle<Context>, event: Handle<Event>) {
         event.get()?.record(stream::legacy(context::given_or_current(handle)?)?)
@@ -229,10 +245,7 @@ api! {
         Ok(())
     }
     fn cuThreadExchangeStreamCaptureMode(mode: Out<c_uint>) {
-        use std::cell::Cell;
-        thread_local! { static MODE: Cell<c_uint> = const { Cell::new(0) }; }
-        let wanted = mode.get()?;
-        mode.put(MODE.replace(wanted))
+        mode.put(capture::exchange_mode(mode.get()?)?)
     }
     fn cuFlushGPUDirectRDMAWrites(_target: c_int, _scope: c_int) { Ok(()) }
     fn cuCtxGetDevResource(_handle: Handle<Context>, _resource: Out<c_void>, _kind: c_int) {

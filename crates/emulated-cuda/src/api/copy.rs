@@ -52,6 +52,9 @@ fn now(copy: Copy, which: Default) -> Answer {
     if small_upload { Ok(()) } else { stream.wait(seq) }
 }
 
+/// An array as an end of a copy, in `cuda.h`.
+const ARRAY: c_uint = 3;
+
 /// An end of a 2D or 3D copy: where it starts and its pitches.
 fn end(
     kind: c_uint,
@@ -65,18 +68,33 @@ fn end(
     let (base, pitch, height) = match kind {
         1 => (host, pitch, height),
         2 | 4 => (device, pitch, height),
-        3 => {
+        ARRAY => {
             let array = array.get()?;
             (array.address, array.pitch, array.height.max(1))
         }
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     };
-    let slice = pitch * height;
-    let start = base + (at[2] * slice + at[1] * pitch + at[0]) as u64;
-    Ok((start, [pitch, slice]))
+    let place = || {
+        let slice = pitch.checked_mul(height)?;
+        let far = at[2].checked_mul(slice)?.checked_add(at[1].checked_mul(pitch)?)?;
+        Some((base.checked_add(far.checked_add(at[0])? as u64)?, [pitch, slice]))
+    };
+    place().ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+/// A pitch or height that is given must hold what is copied, with what lies before it.
+fn fits(given: usize, before: usize, copied: usize) -> Answer {
+    let enough = before.checked_add(copied).is_some_and(|needed| given == 0 || given >= needed);
+    if enough { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
 }
 
 fn flat(c: &CUDA_MEMCPY2D) -> Answer<Copy> {
+    if c.srcMemoryType != ARRAY {
+        fits(c.srcPitch, c.srcXInBytes, c.WidthInBytes)?;
+    }
+    if c.dstMemoryType != ARRAY {
+        fits(c.dstPitch, c.dstXInBytes, c.WidthInBytes)?;
+    }
     let from_array = Handle::from_raw(c.srcArray);
     let to_array = Handle::from_raw(c.dstArray);
     let row = |pitch: usize| if pitch == 0 { c.WidthInBytes } else { pitch };
@@ -104,6 +122,17 @@ fn flat(c: &CUDA_MEMCPY2D) -> Answer<Copy> {
 }
 
 pub(crate) fn deep(c: &CUDA_MEMCPY3D) -> Answer<Copy> {
+    if c.srcLOD != 0 || c.dstLOD != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if c.srcMemoryType != ARRAY {
+        fits(c.srcPitch, c.srcXInBytes, c.WidthInBytes)?;
+        fits(c.srcHeight, c.srcY, c.Height)?;
+    }
+    if c.dstMemoryType != ARRAY {
+        fits(c.dstPitch, c.dstXInBytes, c.WidthInBytes)?;
+        fits(c.dstHeight, c.dstY, c.Height)?;
+    }
     let from_array = Handle::from_raw(c.srcArray);
     let to_array = Handle::from_raw(c.dstArray);
     let row = |pitch: usize| if pitch == 0 { c.WidthInBytes } else { pitch };

@@ -65,12 +65,15 @@ fn dependents(node: Handle<Node>) -> Answer<Vec<Handle<Node>>> {
 fn link(from: In<Handle<Node>>, to: In<Handle<Node>>, count: usize, add: bool) -> Answer {
     for i in 0..count {
         let (a, b) = (from.at(i)?, to.at(i)?);
-        a.get()?;
+        if a == b || a.get()?.graph != b.get()?.graph {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         let mut after = lock(&b.get()?.after);
+        // An edge can be added that is not there, and removed that is.
+        if after.contains(&a) == add {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         if add {
-            if after.contains(&a) {
-                return Err(CUDA_ERROR_INVALID_VALUE);
-            }
             after.push(a);
         } else {
             after.retain(|d| *d != a);
@@ -92,8 +95,13 @@ fn destroy(handle: Handle<Graph>) -> Answer {
     Ok(())
 }
 
-fn update(exec: Handle<Executable>, handle: Handle<Graph>) -> Answer<bool> {
-    exec.get()?.update(handle.get()?)
+/// Updates; says what came of it in the words of `cuda.h`.
+fn update(exec: Handle<Executable>, handle: Handle<Graph>) -> Answer<(c_int, Handle<Node>)> {
+    Ok(exec.get()?.update(handle.get()?)?.told())
+}
+
+fn updated(result: c_int) -> Answer {
+    if result == 0 { Ok(()) } else { Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) }
 }
 
 api! {
@@ -116,15 +124,15 @@ api! {
     fn cuGraphGetId(handle: Handle<Graph>, out: Out<c_uint>) { out.put(handle.get()?.id as c_uint) }
     fn cuGraphExecGetId(handle: Handle<Executable>, out: Out<c_uint>) { out.put(handle.get()?.id as c_uint) }
     fn cuGraphExecUpdate(exec: Handle<Executable>, handle: Handle<Graph>, node: Out<Handle<Node>>, result: Out<c_int>) {
-        node.offer(Handle::null());
-        let same = update(exec, handle)?;
-        result.offer(if same { 0 } else { 2 });
-        if same { Ok(()) } else { Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) }
+        let (said, of) = update(exec, handle)?;
+        node.offer(of);
+        result.offer(said);
+        updated(said)
     }
     fn cuGraphExecUpdate_v2(exec: Handle<Executable>, handle: Handle<Graph>, result: Out<[u64; 3]>) {
-        let same = update(exec, handle)?;
-        result.offer([if same { 0 } else { 2 }, 0, 0]);
-        if same { Ok(()) } else { Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) }
+        let (said, of) = update(exec, handle)?;
+        result.offer([said.cast_unsigned().into(), of.number() as u64, 0]);
+        updated(said)
     }
     fn cuGraphGetNodes(handle: Handle<Graph>, out: Out<Handle<Node>>, count: Out<usize>) {
         let nodes = lock(&handle.get()?.nodes).clone();
@@ -177,8 +185,11 @@ api! {
         out.put(node.get()?.graph)
     }
     fn cuGraphDestroyNode(node: Handle<Node>) {
-        let it = node.destroy()?;
-        let graph = it.graph.get()?;
+        let graph = node.get()?.graph.get()?;
+        if graph.has_memory()? {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        node.destroy()?;
         let mut nodes = lock(&graph.nodes);
         nodes.retain(|n| *n != node);
         for other in nodes.iter() {

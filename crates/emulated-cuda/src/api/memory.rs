@@ -8,6 +8,7 @@ use muxflow_abi::cuda::result::{
 };
 use muxflow_abi::cuda::{CUdevice, CUdeviceptr, CUmemLocation};
 
+use crate::capture;
 use crate::context;
 use crate::ffi::{Answer, Handle, In, Out, api, both};
 use crate::memory::{self, Nature, Range};
@@ -23,6 +24,10 @@ fn free(address: CUdeviceptr) -> Answer {
     if address == 0 {
         return Ok(());
     }
+    capture::unsafe_call()?;
+    if memory::look(address, |r| matches!(r.nature, Nature::Module)) == Some(true) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     // Freeing waits for what may still use it, as the real call does.
     let streams = context::lock(&it.streams).clone();
     for stream in streams {
@@ -33,8 +38,18 @@ fn free(address: CUdeviceptr) -> Answer {
     memory::free(address)
 }
 
-fn pitched(out: Out<CUdeviceptr>, pitch: Out<usize>, width: usize, height: usize) -> Answer {
+fn pitched(
+    out: Out<CUdeviceptr>,
+    pitch: Out<usize>,
+    width: usize,
+    height: usize,
+    element: c_uint,
+) -> Answer {
     let it = context::current()?;
+    capture::unsafe_call()?;
+    if !matches!(element, 4 | 8 | 16) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     let row = width.checked_next_multiple_of(512).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let bytes = row.checked_mul(height).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     if !out.is_given() || !pitch.is_given() {
@@ -46,6 +61,7 @@ fn pitched(out: Out<CUdeviceptr>, pitch: Out<usize>, width: usize, height: usize
 
 fn host_alloc(out: Out<*mut c_void>, bytes: usize, flags: c_uint) -> Answer {
     let it = context::current()?;
+    capture::unsafe_call()?;
     if !out.is_given() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -54,10 +70,11 @@ fn host_alloc(out: Out<*mut c_void>, bytes: usize, flags: c_uint) -> Answer {
 
 fn register(address: u64, bytes: usize, flags: c_uint) -> Answer {
     let it = context::current()?;
-    if address == 0 || bytes == 0 {
+    let end = address.checked_add(bytes as u64).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    if address == 0 || bytes == 0 || flags > 0xf {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if memory::look(address, |_| ()).is_some() {
+    if memory::overlaps(address, end) {
         return Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     }
     let handle = context::current_handle();
@@ -114,17 +131,20 @@ api! {
     }
     fn cuMemAlloc_v2(out: Out<CUdeviceptr>, bytes: usize) {
         let it = context::current()?;
+        capture::unsafe_call()?;
         if !out.is_given() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         out.put(memory::allocate(it, bytes as u64, Nature::Device, 0)?)
     }
-    fn cuMemAllocPitch_v2(out: Out<CUdeviceptr>, pitch: Out<usize>, width: usize, height: usize, _element: c_uint) {
-        pitched(out, pitch, width, height)
+    fn cuMemAllocPitch_v2(out: Out<CUdeviceptr>, pitch: Out<usize>, width: usize, height: usize, element: c_uint) {
+        pitched(out, pitch, width, height, element)
     }
     fn cuMemAllocManaged(out: Out<CUdeviceptr>, bytes: usize, flags: c_uint) {
         let it = context::current()?;
-        if !out.is_given() || !(1..=4).contains(&flags) {
+        capture::unsafe_call()?;
+        // Global or for the host; a single stream is chosen later.
+        if !out.is_given() || !matches!(flags, 1 | 2) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         out.put(memory::allocate(it, bytes as u64, Nature::Managed, flags)?)
@@ -144,6 +164,7 @@ api! {
     }
     fn cuMemFreeHost(address: u64) {
         context::current()?;
+        capture::unsafe_call()?;
         memory::free_host(address)
     }
     fn cuMemHostRegister_v2(address: u64, bytes: usize, flags: c_uint) {
@@ -221,8 +242,16 @@ both! {
         memory::check_device(address, bytes)?;
         stream::resolve(handle, which)?.submit(crate::work::Work::Nothing).map(drop)
     }
-    fn cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz(which; handle: Handle<Stream>, address: CUdeviceptr, _bytes: usize, _flags: c_uint) {
-        memory::check_device(address, 1)?;
+    fn cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz(which; handle: Handle<Stream>, address: CUdeviceptr, bytes: usize, flags: c_uint) {
+        let whole = |r: &Range| {
+            let of_it = r.start == address && (bytes == 0 || bytes as u64 == r.bytes);
+            matches!(r.nature, Nature::Managed) && of_it
+        };
+        // All of a managed range, to all, to the host, or to one stream that is not the default one.
+        let single_default = flags == 4 && handle.number() == 0;
+        if memory::look(address, whole) != Some(true) || !matches!(flags, 1 | 2 | 4) || single_default {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         stream::resolve(handle, which)?.submit(crate::work::Work::Nothing).map(drop)
     }
 }

@@ -6,9 +6,8 @@ use std::sync::atomic::Ordering;
 use muxflow_abi::cuda::result::CUDA_ERROR_INVALID_VALUE;
 use muxflow_abi::cuda::{CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps};
 
-use crate::context::lock;
 use crate::driver;
-use crate::ffi::{Answer, Handle, In, Out, api, both};
+use crate::ffi::{Answer, Handle, In, Out, api, both, regardless};
 use crate::graph::Task;
 use crate::memory::{self, Range};
 use crate::pool::{self, Pool, Value};
@@ -31,9 +30,9 @@ fn allocate(
     };
     let address = pool.get()?.allocate(it.context, bytes as u64)?;
     if it.capturing.load(Ordering::Relaxed) {
-        if let Some(capture) = lock(&it.capture).as_mut() {
-            capture.add_task(Task::Allocate(address));
-        }
+        it.capture_task(Task::Allocate(address)).inspect_err(|_| {
+            regardless(memory::free(address));
+        })?;
         return out.put(address);
     }
     // The memory may be used from here on in the stream.
@@ -44,10 +43,7 @@ fn allocate(
 fn free(address: CUdeviceptr, it: &'static Stream) -> Answer {
     memory::look(address, Range::is_device).filter(|d| *d).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     if it.capturing.load(Ordering::Relaxed) {
-        if let Some(capture) = lock(&it.capture).as_mut() {
-            capture.add_task(Task::Free(address));
-        }
-        return Ok(());
+        return it.capture_task(Task::Free(address));
     }
     it.submit(Work::Free(address)).map(drop)
 }
@@ -77,7 +73,11 @@ api! {
         }
         out.put(pool::create(driver::device(p.location.id)?, p.maxSize as u64)?)
     }
-    fn cuMemPoolDestroy(handle: Handle<Pool>) { pool::destroy(handle) }
+    fn cuMemPoolDestroy(handle: Handle<Pool>) {
+        // The pool that a device has by itself goes with the device.
+        let first = driver::devices()?.iter().any(|d| d.pools.is_first(handle));
+        if first { Err(CUDA_ERROR_INVALID_VALUE) } else { pool::destroy(handle) }
+    }
     fn cuMemPoolTrimTo(handle: Handle<Pool>, keep: usize) {
         handle.get()?.trim(keep as u64);
         Ok(())

@@ -1,17 +1,17 @@
 //! `cuStream*`: making, waiting, host functions, values in memory, capture.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::Ordering;
 
 use muxflow_abi::cuda::result::{
     CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY,
 };
 use muxflow_abi::cuda::{CUdevice, CUdeviceptr};
 
+use crate::capture::{self, Capture};
 use crate::context::{Context, lock};
 use crate::event::Event;
 use crate::ffi::{Answer, Handle, In, Out, api, both};
-use crate::graph::{self, Capture, Graph, Node};
+use crate::graph::{self, Graph, Node, Task};
 use crate::memory;
 use crate::stream::{self, Default, Stream};
 use crate::work::{HostCall, Opaque, Work};
@@ -21,6 +21,8 @@ type Callback = Option<unsafe extern "C" fn(usize, u32, *mut c_void)>;
 
 fn destroy(handle: Handle<Stream>) -> Answer {
     let it = handle.destroy()?;
+    // A capture cannot go on without its stream.
+    capture::spoil(it, 0);
     lock(&it.context.streams).retain(|s| !std::ptr::eq(*s, it));
     if it.is_idle().unwrap_or(true) {
         it.gpu.release(it.lane);
@@ -68,6 +70,11 @@ fn batch(handle: Handle<Stream>, which: Default, count: c_uint, list: In<[u64; 6
     Ok(())
 }
 
+/// None, active or spoiled, as in `cuda.h`.
+fn status_of(capture: Option<&Capture>) -> c_int {
+    capture.map_or(0, |capture| if capture.is_spoiled() { 2 } else { 1 })
+}
+
 fn capture_status(
     handle: Handle<Stream>,
     which: Default,
@@ -76,8 +83,9 @@ fn capture_status(
     graph: Out<Handle<Graph>>,
 ) -> Answer<Vec<Handle<Node>>> {
     let it = stream::resolve(handle, which)?;
+    it.check_implicit()?;
     let capture = lock(&it.capture);
-    status.offer(c_int::from(capture.is_some()));
+    status.offer(status_of(capture.as_ref()));
     let Some(capture) = capture.as_ref() else { return Ok(Vec::new()) };
     id.offer(capture.id);
     graph.offer(capture.graph);
@@ -143,8 +151,12 @@ both! {
     fn cuStreamQuery, cuStreamQuery_ptsz(which; handle: Handle<Stream>) {
         if stream::resolve(handle, which)?.is_idle()? { Ok(()) } else { Err(CUDA_ERROR_NOT_READY) }
     }
-    fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(which; handle: Handle<Stream>, event: Handle<Event>, _flags: c_uint) {
-        event.get()?.hold(stream::resolve(handle, which)?)
+    fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(which; handle: Handle<Stream>, event: Handle<Event>, flags: c_uint) {
+        let (it, stream) = (event.get()?, stream::resolve(handle, which)?);
+        match stream.external(flags)? {
+            true => stream.capture_task(Task::Wait(event)),
+            false => it.hold(stream),
+        }
     }
     fn cuStreamAddCallback, cuStreamAddCallback_ptsz(which; handle: Handle<Stream>, function: Callback, data: *mut c_void, _flags: c_uint) {
         let function = function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
@@ -228,12 +240,14 @@ both! {
         Capture::begin(stream::resolve(handle, which)?, graph, nodes.list(count)?, mode)
     }
     fn cuStreamEndCapture, cuStreamEndCapture_ptsz(which; handle: Handle<Stream>, out: Out<Handle<Graph>>) {
-        let graph = graph::end_capture(stream::resolve(handle, which)?)?;
-        out.put(graph)
+        let it = stream::resolve(handle, which)?;
+        out.offer(Handle::null());
+        out.put(capture::end(it)?)
     }
     fn cuStreamIsCapturing, cuStreamIsCapturing_ptsz(which; handle: Handle<Stream>, out: Out<c_int>) {
         let it = stream::resolve(handle, which)?;
-        out.put(c_int::from(it.capturing.load(Ordering::Relaxed)))
+        it.check_implicit()?;
+        out.put(status_of(lock(&it.capture).as_ref()))
     }
     fn cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_ptsz(which; handle: Handle<Stream>, status: Out<c_int>, id: Out<u64>) {
         capture_status(handle, which, status, id, none()).map(drop)

@@ -6,6 +6,7 @@
 //! client pushed it, so the engine may be run late without changing any result.
 
 mod clients;
+mod urgency;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -84,6 +85,10 @@ pub(super) struct Running {
     pub(super) resident: Resident,
     pub(super) left_ns: f64,
     pub(super) rate: f64,
+    /// Of its stream; lower is more urgent.
+    pub(super) priority: i32,
+    /// Whether it stands still for more urgent ones.
+    pub(super) held: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -299,7 +304,9 @@ impl Engine {
         };
         let group = it.limits.group;
         let left_ns = (entry.amount as f64).max(1.0);
-        self.kernels.push(Running { client, stream, group, resident, left_ns, rate: 0.0 });
+        let (rate, priority, held) = (0.0, entry.priority, false);
+        let running = Running { client, stream, group, resident, left_ns, rate, priority, held };
+        self.kernels.push(running);
         self.set_head(client, stream, Head::Running);
         self.dirty = true;
     }
@@ -341,7 +348,8 @@ impl Engine {
         let switching = self.now_ns < self.switch_until_ns;
         let group = self.group;
         if !switching {
-            let on = self.kernels.iter().filter(|k| Some(k.group) == group);
+            urgency::hold_back(&mut self.kernels, self.profile.sms.into());
+            let on = self.kernels.iter().filter(|k| Some(k.group) == group && !k.held);
             self.residents.extend(on.map(|k| k.resident));
         }
         self.rates.clear();
@@ -355,7 +363,7 @@ impl Engine {
         let mut rates = self.rates.iter();
         for k in &mut self.kernels {
             k.rate = 0.0;
-            if !switching && Some(k.group) == group {
+            if !switching && Some(k.group) == group && !k.held {
                 let rate = rates.next().copied().unwrap_or(1.0);
                 k.rate = (rate * clock_factor(&k.resident, ratio)).max(1e-6);
             }

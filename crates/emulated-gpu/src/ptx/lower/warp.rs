@@ -4,6 +4,21 @@ use super::Lowering;
 use crate::ptx::ins::NOWHERE;
 use crate::ptx::ins::{Code, Ins, Shuffle, Src, Ty, Vote};
 
+const SHUFFLES: [(&str, Shuffle); 4] = [
+    ("up", Shuffle::Up),
+    ("down", Shuffle::Down),
+    ("bfly", Shuffle::Butterfly),
+    ("idx", Shuffle::Index),
+];
+
+const VOTES: [(&str, Vote); 4] =
+    [("all", Vote::All), ("any", Vote::Any), ("uni", Vote::Uniform), ("ballot", Vote::Ballot)];
+
+/// What one of the parts of an instruction's name says.
+fn named<T: Copy>(parts: &[&str], names: &[(&str, T)]) -> Option<T> {
+    parts.iter().find_map(|part| names.iter().find(|(name, _)| name == part).map(|(_, it)| *it))
+}
+
 impl Lowering<'_> {
     pub(super) fn shuffle(
         &mut self,
@@ -11,16 +26,7 @@ impl Lowering<'_> {
         parts: &[&str],
         operands: &[String],
     ) -> Result<(), String> {
-        let kind = parts.iter().find_map(|p| {
-            Some(match *p {
-                "up" => Shuffle::Up,
-                "down" => Shuffle::Down,
-                "bfly" => Shuffle::Butterfly,
-                "idx" => Shuffle::Index,
-                _ => return None,
-            })
-        });
-        let kind = kind.ok_or("this shuffle is not understood")?;
+        let kind = named(parts, &SHUFFLES).ok_or("this shuffle is not understood")?;
         let (dst, dst2) = match operands[0].split_once('|') {
             Some((a, b)) => (self.destination(a.trim())?, self.destination(b.trim())?),
             None => (self.destination(&operands[0])?, NOWHERE),
@@ -39,23 +45,10 @@ impl Lowering<'_> {
         parts: &[&str],
         operands: &[String],
     ) -> Result<(), String> {
-        let kind = parts.iter().find_map(|p| {
-            Some(match *p {
-                "all" => Vote::All,
-                "any" => Vote::Any,
-                "uni" => Vote::Uniform,
-                "ballot" => Vote::Ballot,
-                _ => return None,
-            })
-        });
+        let kind = named(parts, &VOTES).ok_or("this vote is not understood")?;
         let dst = self.destination(&operands[0])?;
         let a = self.source(operands.get(1).ok_or("no operand")?, Ty::Pred)?;
-        self.emit(Ins {
-            code: Code::Vote(kind.ok_or("this vote is not understood")?),
-            dst,
-            a,
-            ..blank
-        });
+        self.emit(Ins { code: Code::Vote(kind), dst, a, ..blank });
         Ok(())
     }
 
