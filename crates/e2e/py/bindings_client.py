@@ -1,4 +1,4 @@
-"""cuda-bindings with NVRTC under the interposer: `fit`, `over` or `loop`."""
+"""cuda-bindings with NVRTC: `compute` alone; `fit`, `over` or `loop` under the interposer."""
 import ctypes
 import sys
 import numpy as np
@@ -8,6 +8,14 @@ SOURCE = rb"""
 extern "C" __global__ void axpy(float a, const float *x, const float *y, float *out, unsigned long long n) {
     unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
     if (i < n) out[i] = a * x[i] + y[i];
+}
+extern "C" __global__ void sums(const int *in, int *out) {
+    __shared__ int tile[128];
+    int t = threadIdx.x;
+    tile[t] = in[blockIdx.x * 128 + t];
+    __syncthreads();
+    for (int k = 64; k > 0; k /= 2) { if (t < k) tile[t] += tile[t + k]; __syncthreads(); }
+    if (t == 0) atomicAdd(out, tile[0]);
 }
 """
 
@@ -25,7 +33,8 @@ ok(nvrtc.nvrtcGetPTX(program, ptx))
 ok(driver.cuInit(0))
 context = ok(driver.cuDevicePrimaryCtxRetain(ok(driver.cuDeviceGet(0))))
 ok(driver.cuCtxSetCurrent(context))
-kernel = ok(driver.cuModuleGetFunction(ok(driver.cuModuleLoadData(ptx)), b"axpy"))
+module = ok(driver.cuModuleLoadData(ptx))
+kernel = ok(driver.cuModuleGetFunction(module, b"axpy"))
 n = 4096
 x, y = np.arange(n, dtype=np.float32), np.full(n, 0.25, dtype=np.float32)
 out = np.zeros(n, dtype=np.float32)
@@ -41,12 +50,30 @@ def launch():
     ok(driver.cuLaunchKernel(kernel, n // 256, 1, 1, 256, 1, 1, 0, stream, (arguments, kinds), 0))
 
 
-mode = sys.argv[1]
-if mode == "fit":
+def computed():
     launch()
     ok(driver.cuMemcpyDtoHAsync(out.ctypes.data, pointers[2], out.nbytes, stream))
     ok(driver.cuStreamSynchronize(stream))
-    assert np.array_equal(out, 3 * x + y)
+    assert np.array_equal(out, 3 * x + y), out[:8]
+
+
+mode = sys.argv[1]
+if mode == "compute":
+    computed()
+    sums = ok(driver.cuModuleGetFunction(module, b"sums"))
+    values = np.arange(1024, dtype=np.int32)
+    ok(driver.cuMemcpyHtoD(pointers[0], values.ctypes.data, values.nbytes))
+    ok(driver.cuMemsetD32(pointers[1], 0, 1))
+    arguments = ((int(pointers[0]), int(pointers[1])), (ctypes.c_uint64, ctypes.c_uint64))
+    ok(driver.cuLaunchKernel(sums, 8, 1, 1, 128, 1, 1, 0, stream, arguments, 0))
+    ok(driver.cuStreamSynchronize(stream))
+    total = np.zeros(1, dtype=np.int32)
+    ok(driver.cuMemcpyDtoH(total.ctypes.data, pointers[1], 4))
+    assert total[0] == values.sum(), total
+    assert int(driver.cuMemAlloc(1 << 45)[0]) == 2
+    print("ok")
+elif mode == "fit":
+    computed()
     free, total = ok(driver.cuMemGetInfo())
     assert total == int(sys.argv[2]) and free < total, (free, total)
     print("ok")

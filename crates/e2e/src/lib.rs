@@ -9,6 +9,7 @@ pub mod browser;
 pub mod build;
 pub mod chaos;
 pub mod job;
+pub mod python;
 
 pub use build::{client, stub, stub_driver, target, xcuda};
 pub use job::{Job, Outcome};

@@ -2,8 +2,6 @@
 //! within quota fine, over quota a clean out-of-memory error, SIGTERM in the middle of launches leaves
 //! no context behind.
 
-#![expect(clippy::print_stderr, reason = "a skipped client must be seen")]
-
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,6 +9,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use muxflow_abi::control::{Limits, SlotState};
+use muxflow_e2e::python::python;
 use muxflow_e2e::{Job, Outcome, build};
 
 const QUOTA: u64 = 256 << 20;
@@ -31,58 +30,6 @@ fn node() -> &'static Path {
         );
         build::target().join("debug/muxflow-emulated-node").canonicalize().expect("it was built")
     })
-}
-
-/// Says that something could not be had; with CI=true that is a failure.
-fn skip(what: &str, why: &str) {
-    assert!(std::env::var("CI").as_deref() != Ok("true"), "{what}: {why}");
-    eprintln!("SKIPPED {what}: {why}");
-}
-
-/// The Python clients, pinned and installed at once, so that no test changes a package that another
-/// one is running.
-const PACKAGES: [&str; 5] = [
-    "cuda-bindings==13.4.4",
-    "nvidia-cuda-nvrtc==13.4.92",
-    "numba-cuda[cu13]==0.30.4",
-    "nvidia-ml-py==13.615.71",
-    "numpy==2.4.6",
-];
-
-/// A Python with the clients in it, made once under the target directory.
-fn python() -> Option<&'static Path> {
-    static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
-    PATH.get_or_init(|| match install() {
-        Ok(python) => Some(python),
-        Err(why) => {
-            skip("the Python clients", &why);
-            None
-        }
-    })
-    .as_deref()
-}
-
-fn install() -> Result<PathBuf, String> {
-    let root = build::target().join("clients");
-    let venv = root.join("venv");
-    let marker = root.join("installed");
-    std::fs::create_dir_all(&root).map_err(|e| format!("{}: {e}", root.display()))?;
-    let lock = std::fs::File::create(root.join("lock")).map_err(|e| e.to_string())?;
-    lock.lock().map_err(|e| e.to_string())?;
-    let wanted = PACKAGES.join("\n");
-    if !std::fs::read_to_string(&marker).is_ok_and(|have| have == wanted) {
-        let run = |command: &mut Command| match command.output() {
-            Ok(output) if output.status.success() => Ok(()),
-            Ok(output) => Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr))),
-            Err(error) => Err(format!("{command:?}: {error}")),
-        };
-        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
-        run(Command::new(venv.join("bin/pip"))
-            .args(["install", "-q", "--disable-pip-version-check"])
-            .args(PACKAGES))?;
-        std::fs::write(&marker, wanted).map_err(|e| e.to_string())?;
-    }
-    Ok(venv.join("bin/python"))
 }
 
 /// A client on one emulated T4 under the interposer.
@@ -147,8 +94,7 @@ fn whole(client: &[&str]) {
 }
 
 fn script(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("py").join(name);
-    path.to_str().expect("a path in UTF-8").to_owned()
+    muxflow_e2e::python::script(name).to_str().expect("a path in UTF-8").to_owned()
 }
 
 fn python_client(name: &str) {
