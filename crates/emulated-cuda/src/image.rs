@@ -1,6 +1,8 @@
 //! What kind of code a program hands over, and what can be read from machine code.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::io::Read;
 
 /// Where the bytes are. The length is not known for images in memory: each format says it itself.
 #[derive(Debug, Clone)]
@@ -24,12 +26,18 @@ pub(crate) enum Image {
     Ptx(String),
     /// Kernels, and variables with their sizes.
     Machine(BTreeMap<String, MachineKernel>, Vec<(String, u64)>),
-    /// Compressed or otherwise closed.
+    /// Nothing in it could be read.
     Opaque,
 }
 
 const FATBIN: u32 = 0xba55_ed50;
 const WRAPPER: u32 = 0x4662_43b1;
+
+/// How a part of a fat binary is packed: a block of LZ4, or a frame of Zstandard.
+const LZ4: u64 = 0x2000;
+const ZSTD: u64 = 0x8000;
+/// Bytes that a part may come to.
+const LARGEST: usize = 1 << 30;
 
 /// Reads an image.
 pub(crate) fn read(source: Source) -> Option<Image> {
@@ -105,13 +113,27 @@ fn read_bytes(bytes: &[u8]) -> Option<Image> {
     text.contains(".version").then_some(Image::Ptx(text))
 }
 
+/// Unpacks a part of a fat binary; none when it does not come to the size that it says.
+fn open(packed: &[u8], size: u64, how: u64) -> Option<Vec<u8>> {
+    let size = usize::try_from(size).ok().filter(|size| *size <= LARGEST)?;
+    let all = if how == LZ4 {
+        lz4_flex::block::decompress(packed, size).ok()?
+    } else {
+        let decoder = ruzstd::decoding::StreamingDecoder::new(packed).ok()?;
+        let mut all = Vec::new();
+        decoder.take(size as u64 + 1).read_to_end(&mut all).ok()?;
+        all
+    };
+    (all.len() == size).then_some(all)
+}
+
 fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
     let mut all = [0; 8];
     all[..size].copy_from_slice(bytes.get(at..at.checked_add(size)?)?);
     Some(u64::from_le_bytes(all))
 }
 
-/// PTX first, machine code else; what is compressed stays closed.
+/// PTX first, machine code else.
 fn fatbin(bytes: &[u8]) -> Option<Image> {
     let mut at = number(bytes, 6, 2)? as usize;
     let mut machine = None;
@@ -121,13 +143,19 @@ fn fatbin(bytes: &[u8]) -> Option<Image> {
         let size = number(bytes, at + 8, 8)? as usize;
         let flags = number(bytes, at + 40, 8)?;
         let payload = bytes.get(at + header..(at + header).checked_add(size)?)?;
-        let compressed = flags & 0xa000 != 0;
-        if !compressed {
-            match kind {
-                1 => return read_bytes(payload),
-                2 => machine = machine.or_else(|| elf(payload)),
-                _ => {}
-            }
+        let packed = number(bytes, at + 16, 4)? as usize;
+        let unpacked = number(bytes, at + 56, 8)?;
+        let opened = match flags & (LZ4 | ZSTD) {
+            0 => Some(Cow::Borrowed(payload)),
+            how => open(payload.get(..packed)?, unpacked, how).map(Cow::Owned),
+        };
+        if opened.is_none() {
+            crate::ffi::log("a part of a fat binary could not be unpacked");
+        }
+        match (kind, opened) {
+            (1, Some(text)) => return read_bytes(&text),
+            (2, Some(code)) => machine = machine.or_else(|| elf(&code)),
+            _ => {}
         }
         at += header + size;
     }

@@ -322,13 +322,18 @@ impl Stream {
         }
     }
 
-    /// The blocking streams of its context; what touches the legacy stream touches them.
+    /// Whether it can be asked about capture: the legacy stream cannot while a blocking one captures.
     pub(crate) fn check_implicit(&'static self) -> Answer {
         if !self.legacy {
             return Ok(());
         }
-        let streams = lock(&self.context.streams).clone();
-        forbid_capturing(&streams.into_iter().filter(|s| s.blocking).collect::<Vec<_>>())
+        let streams = lock(&self.context.streams);
+        let captured = |s: &Stream| s.blocking && s.capturing.load(Ordering::Relaxed);
+        // Who only asks spoils nothing.
+        if streams.iter().any(|s| captured(s)) {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+        }
+        Ok(())
     }
 }
 

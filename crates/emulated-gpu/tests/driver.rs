@@ -33,6 +33,19 @@ fn odd_uses_get_the_answers_that_the_interface_promises() {
     assert_eq!(used_bytes(&node), 0);
 }
 
+/// The files hold `vadd` of `tests/c/client.c`, as NVIDIA's `fatbinary` 13.4 writes it with
+/// `--compress-mode` none, default (Zstandard) and speed (LZ4).
+#[test]
+fn kernels_of_packed_fat_binaries_compute() {
+    let node = node("t4", 1.0);
+    for name in ["plain", "zstd", "lz4"] {
+        let path = format!("{}/tests/fatbin/{name}.fatbin", env!("CARGO_MANIFEST_DIR"));
+        let mut command = on(&node, compiled("odd"));
+        command.args(["fatbin", &path]).env("MUXFLOW_EMULATED_LOG", node.node().root().join("log"));
+        assert_eq!(output(&mut command), "ok", "{name}");
+    }
+}
+
 #[test]
 fn urgent_streams_go_first_within_a_process() {
     let node = node("t4", 1.0);

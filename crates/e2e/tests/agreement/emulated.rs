@@ -136,7 +136,7 @@ impl Place<'_> {
         let each_us = shape.busy_us / f64::from(shape.kernels);
         let kernel = format!("serve_muxflow_us{each_us:.0}_f20_o35_i50_b40");
         let path = path.display().to_string();
-        let mut serving = self.start("serve", &kernel, plan::REQUEST_KERNELS, &path, None);
+        let mut serving = self.start("serve", &kernel, plan().request_kernels, &path, None);
         let requests = up(&mut serving);
         // A busy machine may hold the loop up.
         let settings =
@@ -145,7 +145,7 @@ impl Place<'_> {
             job: JobId::new("job").unwrap(),
             block: ControlBlock::create(&self.home, &settings, 8 << 30, None).unwrap(),
             share: SmShare::from_percent(
-                Percent::clamped(plan::SHARE_PCT.into()).unwrap(),
+                Percent::clamped(plan().share_pct.into()).unwrap(),
                 SmCount(40),
             )
             .unwrap(),
@@ -155,7 +155,7 @@ impl Place<'_> {
         job.block.beat();
         // 340 ms in kernels of 1 ms, 12 ms apart: the workload of this name.
         let kernel = "train_muxflow_us1000_f40_o40_i82_b45";
-        let mut training = self.start("train", kernel, plan::JOB_KERNELS, "12000", Some(&job));
+        let mut training = self.start("train", kernel, plan().job_kernels, "12000", Some(&job));
         let kernels = up(&mut training);
         self.all_up.wait();
         let epoch_ns = *self.epoch_ns.get_or_init(|| now_ns() + SOON_NS);
@@ -175,8 +175,9 @@ impl Place<'_> {
             ..tell(window, &readings, &kernels)
         };
         Run {
-            shared: story(plan::SHARED),
-            alone: story(plan::ALONE),
+            shared: story(plan().shared),
+            alone: story(plan().alone),
+            whole: tell((0.0, plan().end_s), &readings, &kernels),
             evictions: u64::from(evicted_at_s.is_some()),
             evicted_at_s: evicted_at_s.unwrap_or(0.0),
         }
@@ -198,7 +199,7 @@ impl Place<'_> {
         command.env("CUDA_VISIBLE_DEVICES", self.gpu.to_string());
         if let Some(job) = job {
             command.env("LD_PRELOAD", xcuda()).env("MUXFLOW_CONTROL", job.block.dir());
-            command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", plan::SHARE_PCT.to_string());
+            command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", plan().share_pct.to_string());
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
     }
@@ -245,7 +246,7 @@ impl Place<'_> {
             let stats = stats();
             let at_s = (stats.time_ns as f64 - offset_ns) / 1e9;
             readings.push((at_s, stats.integrals[0], stats.integrals[1]));
-            if at_s > plan::END_S {
+            if at_s > plan().end_s {
                 break;
             }
             if seen.sample.is_none_or(|s| s.refreshed_at.0 != stats.profiling_time_ns / 1000) {
@@ -278,7 +279,7 @@ fn params(gated: bool, factor: f64) -> ControlParams {
         forecast: Default::default(),
         share: Default::default(),
         quota: Default::default(),
-        slo: Micros::from_secs_f64(plan::SLO_MS / 1e3).ok(),
+        slo: Micros::from_secs_f64(plan().slo_ms / 1e3).ok(),
         // The interposer measures kernels by the host's clock.
         queue_for: Micros::from_secs_f64(0.01 / factor).unwrap(),
         tick: Duration::from_millis(10),
@@ -346,7 +347,7 @@ fn tell((from, to): (f64, f64), readings: &[Reading], kernels: &[(f64, f64)]) ->
     let active = at(readings, to, 2) - at(readings, from, 2);
     Story {
         latency_ms: 0.0,
-        offline_per_s: ran / f64::from(plan::JOB_KERNELS) / (to - from),
+        offline_per_s: ran / f64::from(plan().job_kernels) / (to - from),
         utilisation: busy / (to - from),
         sm_activity: active / (to - from),
     }

@@ -25,7 +25,7 @@ pub(crate) fn service() -> WorkloadShape {
         phase: Phase::Inference,
         busy_us: 4_000.0,
         host_gap_us: 0.0,
-        kernels: plan::REQUEST_KERNELS,
+        kernels: plan().request_kernels,
         sm_fill: 20.0,
         occupancy: 0.35,
         issue: 0.5,
@@ -56,7 +56,7 @@ impl Policy for FixedShare {
     }
 
     fn share(&self, _: Percent, sms: SmCount, _: &Service) -> SmShare {
-        let percent = Percent::clamped(plan::SHARE_PCT.into()).unwrap();
+        let percent = Percent::clamped(plan().share_pct.into()).unwrap();
         SmShare::from_percent(percent, sms).unwrap()
     }
 
@@ -74,12 +74,12 @@ impl Policy for FixedShare {
 fn curve() -> RequestCurve {
     // Replicas differ in how busy they are; `run` checks that this one got what was meant.
     let seconds = std::iter::successors(Some(0.5), |at| Some(at + 1.0));
-    let rates = seconds.take_while(|at| *at < plan::END_S).map(rate).collect();
+    let rates = seconds.take_while(|at| *at < plan().end_s).map(rate).collect();
     RequestCurve { name: "agreement".to_owned(), step_s: 1.0, rates }
 }
 
 fn rate(at_s: f64) -> f64 {
-    if at_s < plan::BURST_AT_S { plan::CALM_PER_S } else { plan::BURST_PER_S }
+    if at_s < plan().burst_at_s { plan().calm_per_s } else { plan().burst_per_s }
 }
 
 fn scenario(seed: u64) -> Scenario {
@@ -90,7 +90,7 @@ fn scenario(seed: u64) -> Scenario {
         curve: curve(),
         max_batch: 1,
         weight: 1.0,
-        slo_ms: plan::SLO_MS,
+        slo_ms: plan().slo_ms,
         critical: false,
         slowdown_budget: 0.2,
     };
@@ -99,14 +99,14 @@ fn scenario(seed: u64) -> Scenario {
         submit_s: 0.0,
         duration_s: 3_600.0,
         gpus: 1,
-        workload: Some(plan::JOB.to_owned()),
+        workload: Some(plan().job.to_owned()),
     };
     Scenario {
         pools: vec![Pool { profile, gpus: 1 }],
         services: vec![service],
         jobs: vec![job],
-        horizon_s: plan::END_S,
-        limit_s: plan::END_S,
+        horizon_s: plan().end_s,
+        limit_s: plan().end_s,
         interval_s: 3.0,
         tick_s: 1.0,
         restart_s: 1.0,
@@ -127,12 +127,12 @@ fn scenario(seed: u64) -> Scenario {
 pub(crate) fn run() -> Run {
     // The seed deals the one replica out with the average load.
     let result = (0..100).map(simulate).find(|result| {
-        let calm = result.series.iter().find(|point| point.at_s >= plan::SHARED.0).unwrap();
-        (calm.requests_per_s / plan::CALM_PER_S - 1.0).abs() < 0.01
+        let calm = result.series.iter().find(|point| point.at_s >= plan().shared.0).unwrap();
+        (calm.requests_per_s / plan().calm_per_s - 1.0).abs() < 0.01
     });
     let result = result.expect("some seed gives the average replica");
     let profile = gpu();
-    let placed = WorkloadShape::built_in(plan::JOB).unwrap().on(&profile);
+    let placed = WorkloadShape::built_in(plan().job).unwrap().on(&profile);
     let tenant = placed.tenant(Gap::Closed { gap_us: placed.host_gap_us });
     let solo_per_s = averaged(&profile, &Sharing::Mps, &[tenant]).iterations_per_s[0];
     let story = |(from, to): (f64, f64)| {
@@ -153,8 +153,9 @@ pub(crate) fn run() -> Run {
     };
     let left = result.series.iter().rev().find(|point| point.running > 0.0);
     Run {
-        shared: story(plan::SHARED),
-        alone: story(plan::ALONE),
+        shared: story(plan().shared),
+        alone: story(plan().alone),
+        whole: story((0.0, plan().end_s)),
         evictions: result.counts.evictions,
         evicted_at_s: left.map_or(0.0, |point| point.at_s + 1.0),
     }
@@ -177,8 +178,9 @@ impl Arrivals {
     /// alone would make, are as the theory says within a per cent. A few hundred requests would
     /// otherwise differ by more than what is to be shown.
     pub(crate) fn typical(run: u64) -> Arrivals {
-        let calm = draw(run, 0, (0.0, plan::BURST_AT_S), plan::CALM_PER_S, plan::SHARED);
-        let burst = draw(run, 1, (plan::BURST_AT_S, plan::END_S), plan::BURST_PER_S, plan::ALONE);
+        let calm = draw(run, 0, (0.0, plan().burst_at_s), plan().calm_per_s, plan().shared);
+        let burst =
+            draw(run, 1, (plan().burst_at_s, plan().end_s), plan().burst_per_s, plan().alone);
         Arrivals(calm.into_iter().chain(burst).collect())
     }
 }
