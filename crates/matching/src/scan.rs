@@ -80,13 +80,8 @@ impl Candidates {
         }
     }
 
-    /// Rough values and columns, best first; at most as many as are to be kept.
-    pub(crate) fn best_first(&mut self) -> impl Iterator<Item = (i32, u32)> {
-        self.leading(self.keep)
-    }
-
-    /// As many of the best, best first, and then the others in any order but for the first of them,
-    /// which is next.
+    /// Rough values and columns: as many of the best, best first, and then the others in any order
+    /// but for the first of them, which is next.
     pub(crate) fn leading(&mut self, count: usize) -> impl Iterator<Item = (i32, u32)> {
         self.cut();
         let sorted = count.min(self.items.len());
@@ -195,28 +190,59 @@ fn facts_avx2(row: &[f32], unit_exp: i32, facts: &mut RowFacts) {
 #[expect(clippy::cast_possible_truncation, reason = "a power of two that f32 has")]
 #[inline(always)]
 fn facts_body(row: &[f32], unit_exp: i32, facts: &mut RowFacts) {
-    const LANES: usize = 32;
+    // As many as leave all that is gathered in registers.
+    const LANES: usize = 16;
+    const INFINITE: u32 = f32::INFINITY.to_bits();
     let scale = crate::grid::pow2(unit_exp) as f32;
     let (mut low, mut high) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
-    let (mut odd, mut wild) = ([0u32; LANES], [0u32; LANES]);
+    let (mut odd, mut size) = ([0u32; LANES], [0u32; LANES]);
+    let (blocks, rest) = row.as_chunks::<LANES>();
+    for block in blocks {
+        for lane in 0..LANES {
+            let x = block[lane];
+            let scaled = x * scale;
+            odd[lane] |= scaled.trunc().to_bits() ^ scaled.to_bits();
+            size[lane] = size[lane].max(x.to_bits() & !(1 << 31));
+            low[lane] = if x < low[lane] { x } else { low[lane] };
+            high[lane] = if x > high[lane] { x } else { high[lane] };
+        }
+    }
+    if size.iter().any(|&s| s >= INFINITE) {
+        return facts_with_gaps(row, unit_exp, facts);
+    }
+    for lane in 0..LANES {
+        facts.low = facts.low.min(f64::from(low[lane]));
+        facts.high = facts.high.max(f64::from(high[lane]));
+        facts.on_grid &= odd[lane] == 0;
+    }
+    facts_plain(rest, unit_exp, facts);
+}
+
+/// The same where some weights are not finite and are to be passed over.
+#[expect(clippy::cast_possible_truncation, reason = "a power of two that f32 has")]
+#[inline(always)]
+fn facts_with_gaps(row: &[f32], unit_exp: i32, facts: &mut RowFacts) {
+    const LANES: usize = 16;
+    let scale = crate::grid::pow2(unit_exp) as f32;
+    let (mut low, mut high) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+    let mut odd = [0u32; LANES];
     let (blocks, rest) = row.as_chunks::<LANES>();
     for block in blocks {
         for lane in 0..LANES {
             let x = block[lane];
             let finite = x.abs() < f32::INFINITY;
             let scaled = x * scale;
-            odd[lane] |= u32::from(scaled.trunc() != scaled);
-            wild[lane] |= u32::from(!finite);
+            odd[lane] |= u32::from(scaled.trunc() != scaled && finite);
             let (l, h) = (low[lane], high[lane]);
             low[lane] = if finite && x < l { x } else { l };
             high[lane] = if finite && x > h { x } else { h };
         }
     }
+    facts.suspect = true;
     for lane in 0..LANES {
         facts.low = facts.low.min(f64::from(low[lane]));
         facts.high = facts.high.max(f64::from(high[lane]));
         facts.on_grid &= odd[lane] == 0;
-        facts.suspect |= wild[lane] != 0;
     }
     facts_plain(rest, unit_exp, facts);
 }
@@ -410,7 +436,7 @@ mod tests {
             let mut found = Candidates::new(16);
             found.start(FLOOR);
             scan(&mut found);
-            found.best_first().collect::<Vec<_>>()
+            found.leading(16).collect::<Vec<_>>()
         };
         let mut all = vec![
             run(&|f| scan_body(row, prices, rough, f)),

@@ -16,9 +16,6 @@ use crate::scan::{Candidates, FLOOR};
 use crate::solve::Options;
 use crate::weights::{Owned, Weights, row_of};
 
-/// Profits known before the start: of rows of the matrix, in ticks.
-type Known<T> = Vec<(u32, T)>;
-
 /// Columns in a short list. More need fewer reads of rows, but each makes a longer list.
 const KEEP: usize = 64;
 /// The same after a warm start, where lists are searched and not only bid from.
@@ -187,19 +184,13 @@ fn from_sample<'a, W: Weights, T: Tick>(
     let solved = cold::<_, T>(&small, grid, scale_bits, enough, phases)?;
     let out = solved.way_out.map_or(T::LOWEST, |value| value - solved.level);
     let best = |at: usize| solved.lists.look(at, &solved.stock.price).best;
-    let known: Known<T> = (0..rows.len())
-        .filter(|&at| best(at) > T::LOWEST)
-        .map(|at| (rows[at], best(at).max(out)))
-        .collect();
-    let mut auction = priced(
-        task,
-        grid,
-        scale_bits,
-        &known,
-        &[],
-        solved.loose.then_some(solved.level),
-        keep(task, KEEP),
-    );
+    let mut tops = Tops::new(task, grid, scale_bits);
+    let mut buffer = Vec::new();
+    for (at, &row) in rows.iter().enumerate().filter(|&(at, _)| best(at) > T::LOWEST) {
+        tops.raise(row_of(task.weights, row as usize, &mut buffer), best(at).max(out));
+    }
+    let floor = solved.loose.then_some(solved.level);
+    let mut auction = priced(task, tops, &[], floor, keep(task, KEEP));
     auction.bids += solved.bids;
     auction.refills += solved.refills;
     drop(solved);
@@ -239,24 +230,33 @@ fn phases_down<'a, W: Weights, T: Tick>(
     }
 }
 
+/// What columns are worth to the rows whose profits are known, on the rough grid of free columns.
+struct Tops<T> {
+    market: Market<T>,
+    tops: Vec<i32>,
+}
+
+impl<T: Tick> Tops<T> {
+    fn new<W: Weights>(task: &Task<'_, W>, grid: &Grid, scale_bits: u32) -> Self {
+        let zero = vec![T::ZERO; task.capacity.len()];
+        let market = Market::new(grid.clone(), scale_bits, &zero, task.capacity);
+        Self { market, tops: vec![i32::MIN; task.capacity.len()] }
+    }
+
+    /// Each column is worth at least what this row gives for it.
+    fn raise<S: Scalar>(&mut self, line: &[S], profit: T) {
+        S::raise(line, self.market.rough_profit(profit), &self.market.rough, &mut self.tops);
+    }
+}
+
 /// An auction at the prices that known profits give, with all lists made.
 fn priced<'a, W: Weights, T: Tick>(
     task: &'a Task<'a, W>,
-    grid: &Grid,
-    scale_bits: u32,
-    known: &[(u32, T)],
+    Tops { mut market, tops }: Tops<T>,
     then: &[Option<T>],
     floor: Option<T>,
     keep: usize,
 ) -> Auction<'a, W, T> {
-    let zero = vec![T::ZERO; task.capacity.len()];
-    let mut market = Market::new(grid.clone(), scale_bits, &zero, task.capacity);
-    let mut tops = vec![i32::MIN; task.capacity.len()];
-    let mut buffer = Vec::new();
-    for &(row, profit) in known {
-        let line = row_of(task.weights, row as usize, &mut buffer);
-        W::Scalar::raise(line, market.rough_profit(profit), &market.rough, &mut tops);
-    }
     let lowest = floor.unwrap_or_else(|| {
         let allowed = tops.iter().filter(|&&t| t > FLOOR);
         allowed.min().map_or(T::ZERO, |&t| market.price_of(t))
@@ -305,7 +305,7 @@ fn warm<'a, W: Weights, T: Tick>(
     let market = Market::new(grid.clone(), scale_bits, &price, &capacity);
     let mut found = Candidates::new(4);
     let mut buffer = Vec::new();
-    let mut known: Known<T> = Vec::new();
+    let (mut tops, mut content) = (Tops::new(task, grid, scale_bits), 0);
     let out = task.way_out.map_or(T::LOWEST, T::from_i128);
     let held = held_by(task, &memory.holders);
     for (&(row, _), &held) in task.rows.iter().zip(&held) {
@@ -321,16 +321,17 @@ fn warm<'a, W: Weights, T: Tick>(
         let rough = market.rough_of(profit);
         found.start(rough.saturating_sub(8));
         W::Scalar::scan(line, &market.rough_price, &market.rough, &mut found);
-        let best = found.best_first().next().map(|(rough, _)| rough);
+        let best = found.items().map(|(rough, _)| rough).max();
         if best.is_some_and(|b| b <= rough.saturating_add(8)) {
-            known.push((row, profit.max(out)));
+            // While the row is still near.
+            tops.raise(line, profit.max(out));
+            content += 1;
         }
     }
-    if known.len() * 2 <= task.rows.len() {
+    if content * 2 <= task.rows.len() {
         return None;
     }
-    let mut auction =
-        priced(task, grid, scale_bits, &known, &then, Some(T::ZERO), keep(task, KEEP_WARM));
+    let mut auction = priced(task, tops, &then, Some(T::ZERO), keep(task, KEEP_WARM));
     seat(&mut auction, &held);
     Some(auction)
 }
