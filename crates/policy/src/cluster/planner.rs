@@ -46,6 +46,8 @@ pub struct Planner {
 #[derive(Debug, Default)]
 pub struct Memory {
     speeds: SpeedTable,
+    /// Room for the weights; what is in it is of no use.
+    room: Vec<f32>,
     last: Option<Last>,
 }
 
@@ -147,8 +149,9 @@ impl Planner {
         let [mut gpu_places, mut job_places] =
             memory.last.as_ref().map_or_else(Default::default, |last| last.places(&classes));
         let mut known = memory.last.take().map(|last| last.certificate);
+        let room = std::mem::take(&mut memory.room);
         let mut weights =
-            PairWeights::new(&classes, &mut memory.speeds, predictor, &self.parameters);
+            PairWeights::new(&classes, &mut memory.speeds, room, predictor, &self.parameters);
         let residents = (0..classes.jobs.len())
             .filter(|&j| weights.stay(j).is_some())
             .map(|j| classes.jobs[j].members.len())
@@ -178,6 +181,7 @@ impl Planner {
             }
         };
         let plan = write(&classes, &weights, &placed);
+        memory.room = weights.into_room();
         memory.last = known.map(|certificate| Last::new(&classes, certificate));
         Ok(plan)
     }

@@ -71,10 +71,11 @@ pub(super) struct PairWeights<'a> {
 }
 
 impl<'a> PairWeights<'a> {
-    /// Readies the weights of all pairs of classes.
+    /// Readies the weights of all pairs of classes, in the room that an earlier plan left.
     pub(super) fn new(
         classes: &'a Classes<'a>,
         table: &'a mut SpeedTable,
+        room: Vec<f32>,
         predictor: &dyn SpeedPredictor,
         parameters: &Parameters,
     ) -> Self {
@@ -100,15 +101,21 @@ impl<'a> PairWeights<'a> {
             let stay = class.current.and_then(|g| weights.stay_of(predictor, g, j));
             weights.stays.push(stay);
         }
-        weights.matrix = weights.newcomers(parameters.threads);
+        weights.matrix = weights.newcomers(room, parameters.threads);
         weights.let_stay();
         weights
     }
 
+    /// The room of the weights, for the next plan: to get and give back so many pages takes as long
+    /// as to fill them.
+    pub(super) fn into_room(self) -> Vec<f32> {
+        self.matrix
+    }
+
     /// The weights of all pairs as if nobody ran yet.
-    fn newcomers(&self, threads: usize) -> Vec<f32> {
+    fn newcomers(&self, room: Vec<f32>, threads: usize) -> Vec<f32> {
         let (rows, columns) = (self.classes.gpus.len(), self.classes.jobs.len());
-        let mut matrix = vec![0.0; rows * columns];
+        let mut matrix = sized(room, rows * columns);
         if matrix.is_empty() {
             return matrix;
         }
@@ -265,6 +272,16 @@ impl Weights for PairWeights<'_> {
         let columns = self.classes.jobs.len();
         Some(&self.matrix[row * columns..(row + 1) * columns])
     }
+}
+
+/// So many numbers, whatever they are. Room that is too small, or much too large, is given back.
+fn sized(mut room: Vec<f32>, len: usize) -> Vec<f32> {
+    if room.capacity() < len || room.capacity() / 2 > len {
+        drop(room);
+        return vec![0.0; len];
+    }
+    room.resize(len, 0.0);
+    room
 }
 
 /// By GPU fit and job fit: whether a newcomer may be there.
