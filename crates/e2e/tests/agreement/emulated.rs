@@ -177,7 +177,7 @@ impl Place<'_> {
         Run {
             shared: story(plan().shared),
             alone: story(plan().alone),
-            whole: tell((0.0, plan().end_s), &readings, &kernels),
+            whole: tell(plan().whole(), &readings, &kernels),
             evictions: u64::from(evicted_at_s.is_some()),
             evicted_at_s: evicted_at_s.unwrap_or(0.0),
         }

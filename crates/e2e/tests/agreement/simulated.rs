@@ -155,7 +155,7 @@ pub(crate) fn run() -> Run {
     Run {
         shared: story(plan().shared),
         alone: story(plan().alone),
-        whole: story((0.0, plan().end_s)),
+        whole: story(plan().whole()),
         evictions: result.counts.evictions,
         evicted_at_s: left.map_or(0.0, |point| point.at_s + 1.0),
     }
