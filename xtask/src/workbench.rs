@@ -16,10 +16,11 @@ pub(crate) struct Passed {
 }
 
 impl Passed {
-    /// Measures an area with them.
+    /// Measures an area with them, built as it is shipped: the development build checks every
+    /// addition for overflow.
     pub(crate) fn bench(&self, area: &str) -> anyhow::Result<()> {
         let head = ["bench", area].map(OsStr::new);
-        workbench(head.into_iter().chain(self.rest.iter().map(OsString::as_os_str)))
+        run(&["--release"], head.into_iter().chain(self.rest.iter().map(OsString::as_os_str)))
     }
 }
 
@@ -27,8 +28,17 @@ impl Passed {
 pub(crate) fn workbench<A: AsRef<OsStr>>(
     arguments: impl IntoIterator<Item = A>,
 ) -> anyhow::Result<()> {
+    run(&[], arguments)
+}
+
+fn run<A: AsRef<OsStr>>(
+    profile: &[&str],
+    arguments: impl IntoIterator<Item = A>,
+) -> anyhow::Result<()> {
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["run", "--quiet", "--locked", "--manifest-path"])
+        .args(["run", "--quiet", "--locked"])
+        .args(profile)
+        .arg("--manifest-path")
         .arg(crate::ci::root().join("crates/workbench/Cargo.toml"))
         .arg("--")
         .args(arguments)
