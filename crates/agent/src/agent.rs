@@ -32,6 +32,7 @@ use crate::monitor::dcgm::Dcgm;
 use crate::monitor::nvml::{self, GpuFacts, NvmlSensor};
 use crate::monitor::{self, Monitor};
 use crate::mps::daemon::{DaemonSpec, MpsDaemon};
+use crate::relief::Relief;
 use crate::runner::{Found, Runner, Running};
 
 /// DCGM and GPM refresh about this often.
@@ -188,7 +189,7 @@ impl Agent {
     fn watch_host(&mut self, config: &AgentConfig) -> Result<()> {
         let reader = HostReader::new(&config.host_proc);
         tracing::info!(signs = reader.describe(), "host is watched");
-        let mut watch = HostWatch::new(config.host);
+        let (mut watch, mut relief) = (HostWatch::new(config.host), Relief::default());
         let targets: Vec<Ends> =
             self.gpus.values().map(|g| (Arc::clone(&g.shared), g.orders.clone())).collect();
         let stop = Arc::new(AtomicBool::new(false));
@@ -198,7 +199,7 @@ impl Agent {
                 let now = monitor::now();
                 if let Some(distress) = watch.observe(reader.read(now)) {
                     tracing::warn!(distress = %distress, "host in distress");
-                    relieve(&targets, &distress.to_string());
+                    relief.relieve(&targets, &distress.to_string());
                 }
                 for (gpu, _) in &targets {
                     gpu.host_calm.store(watch.is_calm(now), Ordering::Release);
@@ -290,27 +291,6 @@ impl Agent {
         }
         self.cgroups.remove_empty();
     }
-}
-
-/// One job leaves at a time, the one that holds most of the host's memory: the next reading shows
-/// whether that was enough.
-fn relieve(targets: &[Ends], cause: &str) {
-    let busy = targets
-        .iter()
-        .filter(|(gpu, _)| gpu.job().is_some_and(|job| !job.stopping.load(Ordering::Acquire)));
-    let heaviest = busy.max_by_key(|(gpu, _)| {
-        let registered = gpu.job().map(|job| job.block.registered()).unwrap_or_default();
-        registered.iter().map(|&pid| resident_pages(pid)).sum::<u64>()
-    });
-    if let Some((_, orders)) = heaviest {
-        let reason = StopReason::Host(cause.to_owned());
-        drop(orders.send(Order::StopOffline { job: None, reason }));
-    }
-}
-
-fn resident_pages(pid: u32) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
-    text.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0)
 }
 
 /// What an earlier agent left, by GPU; ended workloads are told at once.

@@ -5,7 +5,7 @@
 //! running jobs would be evicted within a window, the breaker opens: evictions by *readings* are held
 //! back (launch gates stay shut, so the services are protected all the same) until an operator or a
 //! calm period closes it. Evictions for certain reasons (an XID, a lost device, the manager's order)
-//! are never held back.
+//! are never held back, and neither are those for memory: a shut gate gives none back.
 
 use std::collections::VecDeque;
 

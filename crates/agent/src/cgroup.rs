@@ -333,20 +333,32 @@ impl Group {
 
     /// The processes in it.
     pub fn processes(&self) -> Vec<u32> {
-        let mut all: Vec<u32> = self
-            .dirs
-            .iter()
-            .filter_map(|dir| fs::read_to_string(dir.join("cgroup.procs")).ok())
-            .flat_map(|text| text.lines().filter_map(|l| l.parse().ok()).collect::<Vec<u32>>())
-            .collect();
+        self.listed().unwrap_or_default()
+    }
+
+    /// The processes in it; a group that is gone has none.
+    fn listed(&self) -> io::Result<Vec<u32>> {
+        let mut all: Vec<u32> = Vec::new();
+        for dir in &self.dirs {
+            match fs::read_to_string(dir.join("cgroup.procs")) {
+                Ok(text) => all.extend(text.lines().filter_map(|l| l.parse::<u32>().ok())),
+                Err(error) if process::is_gone(&error) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+                Err(error) => return Err(error),
+            }
+        }
         all.sort_unstable();
         all.dedup();
-        all
+        Ok(all)
+    }
+
+    fn members(&self, root: u32) -> io::Result<Vec<u32>> {
+        if self.tracks() { self.listed() } else { with_root(root) }
     }
 
     /// Sends a signal to every process in it, or below `root` where there is no group.
     pub fn signal(&self, root: u32, signal: i32) -> usize {
-        let members = if self.tracks() { self.processes() } else { with_root(root) };
+        let members = self.members(root).unwrap_or_default();
         members.iter().filter(|&&pid| sys::kill(pid, signal).is_ok()).count()
     }
 
@@ -356,12 +368,14 @@ impl Group {
         // Without a group, those whose parent has died can no longer be found: remember them.
         let mut seen: Vec<ProcessKey> = Vec::new();
         loop {
-            let members = if self.tracks() { self.processes() } else { with_root(root) };
-            seen.extend(members.iter().filter_map(|&pid| ProcessKey::of(pid)));
+            let members = self.members(root);
+            let listed = members.as_deref().unwrap_or_default();
+            seen.extend(listed.iter().filter_map(|&pid| ProcessKey::of(pid)));
             seen.retain(|key| key.is_alive());
             seen.sort_unstable();
             seen.dedup();
-            if seen.is_empty() {
+            // Whom nobody can list is not gone.
+            if seen.is_empty() && members.is_ok_and(|all| !all.into_iter().any(process::is_there)) {
                 return true;
             }
             if Instant::now() > deadline {
@@ -419,12 +433,12 @@ impl Group {
 }
 
 /// A process and all below it, but never this one: a keeper asks for all that is below itself.
-fn with_root(root: u32) -> Vec<u32> {
-    let mut all = process::descendants(root);
+fn with_root(root: u32) -> io::Result<Vec<u32>> {
+    let mut all = process::below(root)?;
     if root != std::process::id() {
         all.insert(0, root);
     }
-    all
+    Ok(all)
 }
 
 #[cfg(test)]

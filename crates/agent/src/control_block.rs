@@ -13,7 +13,7 @@ use muxflow_abi::control::{
 };
 
 use crate::error::{AgentError, Result, file};
-use crate::process::ProcessKey;
+use crate::process;
 use crate::sys::{self, SharedMemory};
 
 /// The mapped control block of one job.
@@ -159,9 +159,19 @@ impl ControlBlock {
 
     /// Changes the gate, unless it stands so already, and wakes whoever waits at it.
     pub fn set_gate(&self, gate: Gate) {
+        self.change_gate(gate, |old| old != gate);
+    }
+
+    /// As [`Self::set_gate`], unless the job is being stopped: whoever stops it holds the gate then,
+    /// and a stop is never taken back.
+    pub fn steer_gate(&self, gate: Gate) {
+        let steered = |old| matches!(old, Gate::Open | Gate::Closed);
+        self.change_gate(gate, |old| old != gate && steered(old));
+    }
+
+    fn change_gate(&self, gate: Gate, may: impl Fn(Gate) -> bool) {
         let agent = self.agent_unchecked();
-        if Gate::from_word(agent.command_word()) != gate {
-            agent.set_gate(gate);
+        if agent.change_gate(gate, may).is_some() {
             sys::futex_wake_all(agent.command_address());
         }
     }
@@ -209,6 +219,14 @@ impl ControlBlock {
         let mut pids = Vec::new();
         self.each_live(|counters| pids.push(counters.owner.pid));
         pids
+    }
+
+    /// As [`Self::registered`], each as it names itself: see [`process::own_name`].
+    pub fn registered_names(&self) -> Vec<(u32, u64)> {
+        let mut names = Vec::new();
+        let namespace = |of: u64| if of == 0 { own_pid_namespace() } else { of };
+        self.each_live(|c| names.push((c.owner.pid, namespace(c.pid_namespace))));
+        names
     }
 
     /// How far they are with the last command.
@@ -277,10 +295,13 @@ fn is_owner_alive(counters: &Counters) -> bool {
     if counters.pid_namespace != 0 && own != 0 && counters.pid_namespace != own {
         return true;
     }
-    ProcessKey::of(pid).is_some_and(|key| {
-        key.start_ticks & u64::from(u32::MAX) == u64::from(counters.owner.start_ticks)
-            && key.is_alive()
-    })
+    let ticks = |at: u64| at & u64::from(u32::MAX);
+    process::stat(pid).map_or_else(
+        |error| !process::is_gone(&error),
+        |stat| {
+            ticks(stat.start_ticks) == u64::from(counters.owner.start_ticks) && stat.state != 'Z'
+        },
+    )
 }
 
 fn own_pid_namespace() -> u64 {
@@ -296,7 +317,7 @@ mod tests {
     use super::*;
 
     fn own_slot(block: &ControlBlock) -> usize {
-        let own = ProcessKey::own();
+        let own = process::ProcessKey::own();
         let start_ticks = u32::try_from(own.start_ticks & u64::from(u32::MAX)).unwrap();
         let owner = Owner { pid: own.pid, start_ticks };
         block.job_unchecked().claim(owner, own_pid_namespace()).unwrap()
@@ -323,6 +344,7 @@ mod tests {
             .launches
             .store(7, std::sync::atomic::Ordering::Relaxed);
         assert_eq!(mine.registered(), [std::process::id()]);
+        assert_eq!(mine.registered_names(), [process::own_name(std::process::id()).unwrap()]);
         assert_eq!(mine.counts().launches, 7);
         mine.set_gate(Gate::Drain);
         assert_eq!(mine.answers(), Answers { live: 1, drained: 0, released: 0 });
@@ -331,6 +353,35 @@ mod tests {
         assert_eq!(mine.answers(), Answers { live: 1, drained: 1, released: 0 });
         mine.set_gate(Gate::Reset);
         assert_eq!(mine.answers().drained, 0, "an answer to an older command does not count");
+    }
+
+    #[test]
+    fn a_stop_is_never_taken_back_by_who_steers() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("job");
+        let keeper = ControlBlock::create(&path, &Settings::default(), 0, None).unwrap();
+        let agent = ControlBlock::open(&path).unwrap();
+        agent.steer_gate(Gate::Open);
+        assert_eq!(keeper.gate(), Gate::Open);
+        for stop in [Gate::Drain, Gate::Checkpoint, Gate::Reset] {
+            keeper.set_gate(stop);
+            agent.steer_gate(Gate::Open);
+            agent.steer_gate(Gate::Closed);
+            assert_eq!(keeper.gate(), stop);
+        }
+        // Two that write at the same time: whatever the order, the stop stands at the end.
+        for _ in 0..200 {
+            keeper.set_gate(Gate::Closed);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for gate in [Gate::Open, Gate::Closed].into_iter().cycle().take(50) {
+                        agent.steer_gate(gate);
+                    }
+                });
+                keeper.set_gate(Gate::Drain);
+            });
+            assert_eq!(keeper.gate(), Gate::Drain);
+        }
     }
 
     #[test]

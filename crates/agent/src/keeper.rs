@@ -4,7 +4,7 @@
 //! service ended (only a parent can), and stops offline work in the clean order. It stands outside
 //! the group of the workload and outside the agent's own control group, session and unit. When a
 //! keeper itself is killed, an online service goes on, an offline program gets SIGTERM from the
-//! kernel, and the agent ends what is left.
+//! kernel, and the agent stops what is left in the same order.
 //!
 //! SIGTERM to the keeper asks for a stop. One thread, one poll loop, no allocation that matters.
 
@@ -18,14 +18,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::control_block::ControlBlock;
 use crate::error::{AgentError, Result, file, system};
 use crate::launch::{self, Exit, Kind, Launch, Run, StopCause, WorkloadDir};
 use crate::logs;
-use crate::mps::control::MpsControl;
 use crate::process::{self, ProcessKey};
-use crate::stop::{Act, Sight, StopOrder};
-use crate::sys::{self, ChildSetup, Ended};
+use crate::stop::StepTaken;
+use crate::stop_drive::{self, StopDrive};
+use crate::sys::{self, ChildSetup, Ended, OomScore};
 
 /// First word that a keeper says when its workload runs.
 pub const STARTED: &str = "started";
@@ -106,6 +105,11 @@ fn start(files: &WorkloadDir, launch: &Launch) -> Result<ProcessKey> {
         death_signal: (launch.kind == Kind::Offline).then_some(libc::SIGTERM),
         new_session: true,
         cwd: Some(cwd),
+        // The agent may be one that the kernel spares; jobs go before everybody else.
+        oom_score: Some(match launch.kind {
+            Kind::Offline => OomScore::First,
+            Kind::Online => OomScore::Usual,
+        }),
     };
     let mut command = Command::new(program);
     command
@@ -150,6 +154,8 @@ impl Keeper {
         }
         let steps = match (stop, self.launch.kind) {
             (Some(_), Kind::Offline) => self.stop_offline(),
+            // A program may leave processes behind that have work in flight.
+            (None, Kind::Offline) if self.has_clients() => self.stop_offline(),
             (Some(_), Kind::Online) => {
                 self.stop_online();
                 Vec::new()
@@ -197,6 +203,10 @@ impl Keeper {
         }
     }
 
+    fn has_clients(&self) -> bool {
+        stop_drive::block_of(&self.launch).is_some_and(|block| !block.registered().is_empty())
+    }
+
     fn stop_online(&mut self) {
         let deadline = Instant::now() + Duration::from_millis(self.launch.online_grace_ms);
         drop(sys::kill(self.main.pid, libc::SIGTERM));
@@ -205,59 +215,14 @@ impl Keeper {
         }
     }
 
-    fn stop_offline(&mut self) -> Vec<crate::stop::StepTaken> {
-        let block = self.launch.control_dir.as_deref().and_then(|dir| {
-            ControlBlock::open(dir)
-                .inspect_err(
-                    |error| tracing::warn!(error = %error, "stopping without a control block"),
-                )
-                .ok()
-        });
-        let began = Instant::now();
-        let elapsed_ms = || u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let (mut order, first) = StopOrder::begin(self.launch.stop, 0);
-        let mut acts = vec![first];
+    fn stop_offline(&mut self) -> Vec<StepTaken> {
+        let mut drive = StopDrive::begin(&self.launch);
         loop {
-            for act in acts.drain(..) {
-                match act {
-                    Act::SetGate(gate) => {
-                        if let Some(block) = &block {
-                            block.set_gate(gate);
-                        }
-                    }
-                    Act::SignalProgram => {
-                        drop(sys::kill(self.main.pid, self.launch.stop.signal));
-                    }
-                    Act::TerminateClients => self.terminate_clients(block.as_ref()),
-                    Act::KillGroup => return order.taken().to_vec(),
-                }
-            }
-            // The agent may be gone: the job must not take its silence for a reason to stop early.
-            if let Some(block) = &block {
-                block.beat();
-            }
             self.look(STOP_TICK);
             self.agent = None;
-            let answers = block.as_ref().map(ControlBlock::answers);
-            let sight = Sight {
-                main_alive: self.ended.is_none(),
-                live: answers.map_or(0, |a| a.live),
-                drained: answers.map_or(0, |a| a.drained),
-                released: answers.map_or(0, |a| a.released),
-            };
-            acts = order.advance(elapsed_ms(), sight);
-        }
-    }
-
-    fn terminate_clients(&self, block: Option<&ControlBlock>) {
-        let Some((program, pipe_dir)) = &self.launch.mps else { return };
-        let limit = Duration::from_millis(self.launch.stop.terminate_ms.max(100));
-        let control = MpsControl::new(program.clone(), pipe_dir.clone(), limit);
-        let mine = block.map(ControlBlock::registered).unwrap_or_default();
-        match control.terminate_clients(&mine) {
-            Ok(cut) => tracing::info!(workload = self.launch.name, cut, "clients terminated"),
-            Err(error) => {
-                tracing::warn!(workload = self.launch.name, error = %error, "cannot terminate clients");
+            let (alive, pid) = (self.ended.is_none(), self.main.pid);
+            if drive.turn(&self.launch, alive, |signal| drop(sys::kill(pid, signal))) {
+                return drive.taken().to_vec();
             }
         }
     }

@@ -15,6 +15,7 @@ pub mod cgroup;
 pub mod child;
 pub mod config;
 pub mod control_block;
+pub mod descriptors;
 pub mod doctor;
 pub mod environment;
 pub mod error;
@@ -33,8 +34,10 @@ pub mod mps;
 pub mod private;
 pub mod process;
 pub mod queue;
+mod relief;
 pub mod runner;
 pub mod stop;
+mod stop_drive;
 pub mod sys;
 
 pub use error::{AgentError, Result};

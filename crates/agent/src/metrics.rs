@@ -182,7 +182,7 @@ fn add_self(page: &mut Page) {
     // SAFETY: asks for constants of the system.
     let (ticks_per_s, page_bytes) =
         unsafe { (libc::sysconf(libc::_SC_CLK_TCK), libc::sysconf(libc::_SC_PAGESIZE)) };
-    if let (Some(stat), Ok(ticks_per_s)) =
+    if let (Ok(stat), Ok(ticks_per_s)) =
         (process::stat(std::process::id()), u32::try_from(ticks_per_s))
     {
         let seconds = number(stat.cpu_ticks) / f64::from(ticks_per_s.max(1));

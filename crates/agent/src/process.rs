@@ -47,15 +47,27 @@ pub fn parse_stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// The stat of a process, if it is there.
-pub fn stat(pid: u32) -> Option<Stat> {
-    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+/// The stat of a process. Only what [`is_gone`] says of an error means that it is not there: without
+/// a free file descriptor nobody can be looked at, and everybody lives.
+pub fn stat(pid: u32) -> io::Result<Stat> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    parse_stat(&text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+/// Whether an error about a process means that there is no such process.
+pub(crate) fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// Whether a process with this id runs, whichever it is; also when that cannot be found out.
+pub fn is_there(pid: u32) -> bool {
+    stat(pid).map_or_else(|error| !is_gone(&error), |stat| stat.state != 'Z')
 }
 
 impl ProcessKey {
-    /// The key of a process that is there now.
+    /// The key of a process that is there now and can be looked at.
     pub fn of(pid: u32) -> Option<Self> {
-        Some(ProcessKey { pid, start_ticks: stat(pid)?.start_ticks })
+        Some(ProcessKey { pid, start_ticks: stat(pid).ok()?.start_ticks })
     }
 
     /// This process.
@@ -64,9 +76,11 @@ impl ProcessKey {
         ProcessKey::of(pid).unwrap_or(ProcessKey { pid, start_ticks: 0 })
     }
 
-    /// Whether this very process still runs. One that has ended and is not reaped does not.
+    /// Whether this very process still runs. One that has ended and is not reaped does not; one that
+    /// cannot be looked at does, for those who ask kill what is left of the dead.
     pub fn is_alive(self) -> bool {
-        stat(self.pid).is_some_and(|s| s.start_ticks == self.start_ticks && s.state != 'Z')
+        let same = |s: Stat| s.start_ticks == self.start_ticks && s.state != 'Z';
+        stat(self.pid).map_or_else(|error| !is_gone(&error), same)
     }
 
     /// A handle on this very process; fails when it is gone.
@@ -75,6 +89,15 @@ impl ProcessKey {
         // The handle is on whoever had the id at that moment: look afterwards, then it is certain.
         if self.is_alive() { Ok(handle) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
     }
+}
+
+/// What a process calls itself: its id in its own namespace of ids, and which namespace that is.
+pub fn own_name(pid: u32) -> Option<(u32, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    let innermost = ids.split_ascii_whitespace().last()?.parse().ok()?;
+    Some((innermost, fs::metadata(format!("/proc/{pid}/ns/pid")).ok()?.ino()))
 }
 
 /// Names this boot: keys of another boot mean nothing.
@@ -86,12 +109,22 @@ pub fn boot_id() -> String {
 
 /// All processes below one, children before their own children.
 pub fn descendants(root: u32) -> Vec<u32> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let parents: Vec<(u32, u32)> = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(|pid| Some((pid, stat(pid)?.parent)))
-        .collect();
+    below(root).unwrap_or_default()
+}
+
+/// As [`descendants`], but fails when they cannot be looked at.
+pub(crate) fn below(root: u32) -> io::Result<Vec<u32>> {
+    let mut parents: Vec<(u32, u32)> = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        match stat(pid) {
+            Ok(stat) => parents.push((pid, stat.parent)),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
     let mut found = vec![root];
     let mut next = 0;
     while let Some(&parent) = found.get(next) {
@@ -101,7 +134,7 @@ pub fn descendants(root: u32) -> Vec<u32> {
         next += 1;
     }
     found.remove(0);
-    found
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -115,6 +148,34 @@ mod tests {
         assert_eq!(stat, Stat { state: 'S', parent: 7, cpu_ticks: 33, start_ticks: 9876 });
         assert_eq!(parse_stat("42 (x"), None);
         assert_eq!(parse_stat("42 (x) S 1 2"), None);
+    }
+
+    #[test]
+    fn without_descriptors_everybody_lives() {
+        const NAME: &str = "process::tests::without_descriptors_everybody_lives";
+        if std::env::var_os("MUXFLOW_TEST_WITHOUT_DESCRIPTORS").is_none() {
+            // In a process of its own: the limit would hold for the tests beside it.
+            let own = std::env::current_exe().unwrap();
+            let mut again = std::process::Command::new(own);
+            again.args(["--exact", NAME]).env("MUXFLOW_TEST_WITHOUT_DESCRIPTORS", "1");
+            let done = again.output().unwrap();
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+            return;
+        }
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let key = ProcessKey::of(child.id()).unwrap();
+        let mut files = Vec::new();
+        crate::descriptors::lower(64).unwrap();
+        while let Ok(file) = fs::File::open("/dev/null") {
+            files.push(file);
+        }
+        let (seen, alive, there) = (stat(key.pid), key.is_alive(), is_there(key.pid));
+        drop(files);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(seen.unwrap_err().raw_os_error(), Some(libc::EMFILE));
+        assert!(alive && there, "nobody could look");
+        assert!(!key.is_alive() && !is_there(key.pid));
     }
 
     #[test]

@@ -11,6 +11,8 @@ use crate::error::{AgentError, Result, file};
 use crate::keeper::{self, Answer, ChildProgram};
 use crate::launch::{self, Exit, Kind, Launch, Run, WorkloadDir};
 use crate::process::{self, ProcessKey};
+use crate::stop::StepTaken;
+use crate::stop_drive::StopDrive;
 use crate::sys::{self, ChildSetup};
 
 /// How long a keeper may take to start a workload.
@@ -36,6 +38,8 @@ pub struct Running {
     keeper: Option<OwnedFd>,
     main: Option<OwnedFd>,
     child: Option<Child>,
+    /// The stop of a job whose keeper was killed.
+    orphan: Option<StopDrive>,
 }
 
 /// What was found of an earlier agent's workload.
@@ -231,7 +235,7 @@ impl Running {
     fn attach(launch: Launch, run: Run, files: WorkloadDir) -> Self {
         let keeper = run.keeper.open().ok();
         let main = run.main.open().ok();
-        Running { launch, run, files, keeper, main, child: None }
+        Running { launch, run, files, keeper, main, child: None, orphan: None }
     }
 
     /// The main process.
@@ -256,14 +260,14 @@ impl Running {
     }
 
     /// How it ended, once it has. When its keeper was killed and it is offline, what is left of it
-    /// is ended here.
+    /// is stopped here, in the clean order: ask again until it is over.
     pub fn poll_exit(&mut self) -> Result<Option<Exit>> {
         if let Some(child) = &mut self.child
             && matches!(child.try_wait(), Ok(Some(_)))
         {
             self.child = None;
         }
-        if self.keeper.as_ref().is_some_and(|_| self.run.keeper.is_alive()) {
+        if self.run.keeper.is_alive() {
             return Ok(None);
         }
         if let Some(exit) = launch::read::<Exit>(&self.files.exit_file())? {
@@ -273,21 +277,47 @@ impl Running {
         if self.launch.kind == Kind::Online && self.run.main.is_alive() {
             return Ok(None);
         }
+        let steps = match self.launch.kind {
+            Kind::Online => Vec::new(),
+            Kind::Offline => match self.stop_orphan() {
+                Some(steps) => steps,
+                None => return Ok(None),
+            },
+        };
         let all_gone = self.launch.group.kill_all(self.run.main.pid, Duration::from_secs(5));
         drop(self.launch.group.remove());
-        let exit = Exit { all_gone, run: self.launch.run_number(), ..Exit::unknown() };
+        let exit = Exit { all_gone, steps, run: self.launch.run_number(), ..Exit::unknown() };
         launch::write(&self.files.exit_file(), &exit)?;
         Ok(Some(exit))
     }
 
+    /// One turn of the stop of a job without a keeper; the steps it took, when it is over. The kernel
+    /// has sent the program SIGTERM when the keeper died: it drains, and may save its state.
+    fn stop_orphan(&mut self) -> Option<Vec<StepTaken>> {
+        let (launch, main) = (&self.launch, &self.main);
+        let drive = self.orphan.get_or_insert_with(|| {
+            tracing::warn!(workload = launch.name, "its keeper is gone: stopping it from here");
+            StopDrive::begin(launch)
+        });
+        let signal = |signal: i32| {
+            if let Some(main) = main {
+                drop(sys::pidfd_signal(main.as_fd(), signal));
+            }
+        };
+        let over = drive.turn(launch, self.run.main.is_alive(), signal);
+        over.then(|| drive.taken().to_vec())
+    }
+
     /// Asks for a stop and comes back at once.
     pub fn ask_stop(&self) {
-        let asked = self
-            .keeper
-            .as_ref()
-            .is_some_and(|keeper| sys::pidfd_signal(keeper.as_fd(), libc::SIGTERM).is_ok());
-        if !asked && let Some(main) = &self.main {
-            drop(sys::pidfd_signal(main.as_fd(), libc::SIGTERM));
+        let (keeper, main) = (self.run.keeper, self.run.main);
+        let tell = |handle: Option<&OwnedFd>, process: ProcessKey| match handle {
+            Some(handle) => sys::pidfd_signal(handle.as_fd(), libc::SIGTERM).is_ok(),
+            // No handle could be had; its id is still its own while it lives.
+            None => process.is_alive() && sys::kill(process.pid, libc::SIGTERM).is_ok(),
+        };
+        if !tell(self.keeper.as_ref(), keeper) {
+            tell(self.main.as_ref(), main);
         }
     }
 
@@ -304,7 +334,8 @@ impl Running {
             }
             let fd = self.keeper.as_ref().or(self.main.as_ref()).map(AsRawFd::as_raw_fd);
             let step = left.min(Duration::from_millis(50));
-            match fd {
+            // The handle of a keeper that is gone is always ready.
+            match fd.filter(|_| self.orphan.is_none()) {
                 Some(fd) => drop(sys::poll_readable(&[fd], step)),
                 None => std::thread::sleep(step.min(Duration::from_millis(5))),
             }

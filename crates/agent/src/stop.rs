@@ -15,6 +15,8 @@
 //! A job without a registered process holds nothing on the GPU: Drain, Release and Terminate end at
 //! once. Whoever drives the machine must see that the group is empty at the end.
 
+use std::time::Duration;
+
 use muxflow_abi::control::Gate;
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +45,14 @@ impl Default for StopLimits {
             terminate_ms: 2_000,
             signal: libc::SIGTERM,
         }
+    }
+}
+
+impl StopLimits {
+    /// How long a stop takes when every step runs out.
+    pub fn whole(&self) -> Duration {
+        let steps = [self.drain_ms, self.checkpoint_ms, self.release_ms, self.terminate_ms];
+        Duration::from_millis(steps.into_iter().fold(0, u64::saturating_add))
     }
 }
 

@@ -240,6 +240,24 @@ pub(crate) fn futex_wake_all(word: *const u32) {
     unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
 }
 
+/// How readily the kernel ends a process when the machine is out of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OomScore {
+    /// As any other process.
+    Usual,
+    /// Before those that serve somebody.
+    First,
+}
+
+impl OomScore {
+    fn text(self) -> &'static [u8] {
+        match self {
+            OomScore::Usual => b"0",
+            OomScore::First => b"500",
+        }
+    }
+}
+
 /// What a child does to itself between fork and exec. Only calls that are allowed there.
 #[derive(Debug, Default)]
 pub struct ChildSetup {
@@ -257,6 +275,9 @@ pub struct ChildSetup {
     pub new_session: bool,
     /// Where to work. Entered as the user above: what is closed to him stays closed.
     pub cwd: Option<CString>,
+    /// How readily the kernel ends it for want of memory; none leaves what this
+    /// process has.
+    pub oom_score: Option<OomScore>,
 }
 
 impl ChildSetup {
@@ -281,6 +302,18 @@ impl ChildSetup {
                 libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
             })?;
         }
+        if let Some(score) = self.oom_score {
+            // SAFETY: a path that ends in zero, static bytes, and the descriptor just opened; all
+            // three calls are async-signal-safe.
+            unsafe {
+                let file = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY);
+                let text = score.text();
+                // Where it is refused the workload runs with what the agent has.
+                libc::write(file, text.as_ptr().cast(), text.len());
+                libc::close(file);
+            }
+        }
+        crate::descriptors::give_back()?;
         // SAFETY: no arguments; it fails harmlessly when the child already leads a group.
         if self.new_session && unsafe { libc::setsid() } < 0 {
             return Err(io::Error::last_os_error());

@@ -204,10 +204,17 @@ impl AgentPart {
 
     /// Agent: a new command. The number in the high bits makes a repeated command a new word.
     pub fn set_gate(&self, gate: Gate) -> u32 {
-        let old = self.command.load(Ordering::Relaxed);
-        let word = (old & !0xff).wrapping_add(0x100) | gate as u32;
-        self.command.store(word, Ordering::Release);
-        word
+        self.change_gate(gate, |_| true).unwrap_or_else(|| self.command_word())
+    }
+
+    /// Agent: a new command, unless `may` refuses to replace the one that stands. Two may write at the
+    /// same time: each sees what the other wrote.
+    pub fn change_gate(&self, gate: Gate, may: impl Fn(Gate) -> bool) -> Option<u32> {
+        let next = |old: u32| {
+            may(Gate::from_word(old)).then(|| (old & !0xff).wrapping_add(0x100) | gate as u32)
+        };
+        let changed = self.command.fetch_update(Ordering::AcqRel, Ordering::Relaxed, next);
+        changed.ok().and_then(next)
     }
 
     /// The command word as it is; see [`Gate::from_word`].

@@ -24,6 +24,7 @@ use muxflow_policy::node::split::{ActivitySplit, ActivityWindow, OnlineActivity,
 use muxflow_types::{Bytes, GpuSample, HealthState, Micros, Percent, SmCount};
 
 use super::{ActiveJob, Event, GpuShared, Order};
+use crate::breaker::Ground;
 use crate::control_block::JobCounts;
 use crate::monitor::{self, Published, SensorFailure};
 
@@ -153,6 +154,14 @@ impl ControlLoop {
         self.health.state()
     }
 
+    /// What an eviction rests on now. Readings may lie, and a job held at its gate harms nobody; but
+    /// the memory that it holds comes back only when it goes.
+    pub fn eviction_ground(&self) -> Ground {
+        let held = self.health.only_eviction_helps().is_some();
+        let certain = held || self.health.state() == HealthState::Disabled;
+        if certain { Ground::Certain } else { Ground::Readings }
+    }
+
     /// What the service's latency is held against from now on.
     pub fn set_slo(&mut self, slo: Option<Micros>) {
         self.health.set_slo(slo);
@@ -240,7 +249,7 @@ impl ControlLoop {
         }
         let looking = self.look(now, limits.closed);
         if limits.closed || looking || device_lost {
-            job.block.set_gate(Gate::Closed);
+            job.block.steer_gate(Gate::Closed);
             if counts.in_flight == 0 {
                 self.quiet_since.get_or_insert(now);
             }
@@ -252,7 +261,7 @@ impl ControlLoop {
             burst: limits.burst,
             in_flight: limits.in_flight,
         });
-        job.block.set_gate(Gate::Open);
+        job.block.steer_gate(Gate::Open);
     }
 
     /// Closes the gate for a moment, now and then, to see the service alone.
@@ -410,9 +419,8 @@ pub fn run(
             && !job.stopping.load(Ordering::Acquire)
             && !job.evict_asked.swap(true, Ordering::AcqRel)
         {
-            let by_readings = laws.state() != HealthState::Disabled;
             let cause = format!("GPU is {}", laws.state());
-            drop(to_slow.send(Order::Evict { cause, by_readings }));
+            drop(to_slow.send(Order::Evict { cause, ground: laws.eviction_ground() }));
         }
         laws.describe(now, shared, &turn, &seen);
         next += tick;

@@ -28,6 +28,7 @@ fn job(dir: &std::path::Path) -> ActiveJob {
         job: JobId::new("j").unwrap(),
         block: ControlBlock::create(dir, &Settings::default(), 1 << 30, None).unwrap(),
         share: SmShare::new(SmCount(20), SmCount(40)).unwrap(),
+        stop: crate::stop::StopLimits::default(),
         stopping: AtomicBool::new(false),
         evict_asked: AtomicBool::new(false),
     }
@@ -65,13 +66,17 @@ impl World {
 
     /// One tick of 10 ms with a new sample of this activity, or none.
     fn tick(&mut self, activity: Option<f64>) -> Turn {
+        self.tick_with(activity, Bytes::from_gib(2))
+    }
+
+    fn tick_with(&mut self, activity: Option<f64>, memory: Bytes) -> Turn {
         self.now = self.now.saturating_add(Micros::from_millis(10));
         if let Some(activity) = activity {
             let mut sample = GpuSample::empty(self.now);
             sample.sm_activity = Percent::clamped(activity);
             sample.gpu_util = Percent::clamped(activity);
             sample.sm_clock = Some(MegaHertz(1590));
-            sample.memory_used = Some(Bytes::from_gib(2));
+            sample.memory_used = Some(memory);
             sample.memory_total = Some(Bytes::from_gib(15));
             self.seen.sample = Some(sample);
             self.seen.count += 1;
@@ -112,6 +117,20 @@ fn the_gate_opens_when_the_gpu_is_known_to_be_well_and_shuts_within_one_tick() {
     let later = world.run(40, Some(99.0));
     assert!(later.evict, "evicted on Overlimit");
     assert_eq!(world.laws.state(), HealthState::Overlimit);
+}
+
+#[test]
+fn an_eviction_for_memory_is_not_one_that_may_be_held_back() {
+    let mut world = World::new(params());
+    assert!(world.open_at_some_time(500, 20.0));
+    assert!(world.run(50, Some(99.0)).evict);
+    assert_eq!(world.laws.eviction_ground(), Ground::Readings, "a shut gate helps");
+    world.tick_with(Some(99.0), Bytes::from_gib(15));
+    assert_eq!(world.laws.eviction_ground(), Ground::Certain, "a shut gate gives no memory back");
+    let mut world = World::new(params());
+    assert!(world.open_at_some_time(500, 20.0));
+    assert!(world.tick_with(Some(20.0), Bytes::from_gib(15)).evict, "not to be waited for");
+    assert_eq!(world.laws.eviction_ground(), Ground::Certain);
 }
 
 #[test]

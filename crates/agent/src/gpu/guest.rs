@@ -4,6 +4,7 @@
 //! process: whoever runs the container is told that it must leave, says when it is on its way out,
 //! and says when it is gone. Until then the gate stays shut, whatever the other side does.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -46,7 +47,9 @@ pub type Answer = Sender<Result<PathBuf>>;
 pub(super) struct Guest {
     pub(super) job: JobId,
     limits: StopLimits,
-    stop: Option<(StopOrder, Instant)>,
+    pub(super) stop: Option<(StopOrder, Instant)>,
+    /// GPU processes of it that are not registered, and since when.
+    pub(super) strangers: BTreeMap<u32, Instant>,
 }
 
 impl Supervisor {
@@ -68,7 +71,11 @@ impl Supervisor {
             return Err(refuse("the GPU is disabled".into()));
         }
         let block = match ControlBlock::open(&dir) {
-            Ok(block) => block,
+            Ok(block) => {
+                // An earlier agent may have left in the middle of a stop that nobody remembers.
+                block.set_gate(Gate::Closed);
+                block
+            }
             Err(_) => {
                 let mut settings = Settings {
                     checkpoint_window_ms: spec.stop.checkpoint_ms,
@@ -87,12 +94,18 @@ impl Supervisor {
             job: spec.job.clone(),
             block,
             share: spec.share,
+            stop: spec.stop,
             stopping: AtomicBool::new(false),
             evict_asked: AtomicBool::new(false),
         })));
         self.node.running_jobs.fetch_add(1, Ordering::Relaxed);
         tracing::info!(gpu = self.uuid(), job = %spec.job, share = %spec.share, "guest let in");
-        self.guest = Some(Guest { job: spec.job.clone(), limits: spec.stop, stop: None });
+        self.guest = Some(Guest {
+            job: spec.job.clone(),
+            limits: spec.stop,
+            stop: None,
+            strangers: BTreeMap::new(),
+        });
         Ok(dir)
     }
 
@@ -200,9 +213,8 @@ impl Supervisor {
     }
 
     /// Whoever is on the GPU must leave, unless too many leave at once.
-    pub(super) fn evict(&mut self, cause: String, by_readings: bool) {
+    pub(super) fn evict(&mut self, cause: String, ground: Ground) {
         let running = self.node.running_jobs.load(Ordering::Relaxed);
-        let ground = if by_readings { Ground::Readings } else { Ground::Certain };
         let verdict = {
             let mut breaker = self.node.breaker.lock().unwrap_or_else(PoisonError::into_inner);
             breaker.ask(monitor::now(), ground, running)
@@ -233,7 +245,7 @@ impl Supervisor {
             && let Some(active) = self.shared.job()
         {
             active.stopping.store(true, Ordering::Release);
-            active.block.set_gate(Gate::Closed);
+            active.block.steer_gate(Gate::Closed);
         }
     }
 }

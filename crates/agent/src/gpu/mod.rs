@@ -6,8 +6,10 @@
 
 pub mod control;
 pub mod guest;
+mod leaving;
 mod outside;
 pub mod response;
+mod serving;
 pub mod supervisor;
 pub mod workloads;
 
@@ -21,6 +23,7 @@ use muxflow_policy::node::fault::{Action, Fault};
 use muxflow_policy::node::health::Transition;
 use muxflow_types::{Bytes, HealthState, JobId, Micros, Percent, ServiceId, SmShare};
 
+use crate::breaker::Ground;
 use crate::cgroup::Limits;
 use crate::control_block::{ControlBlock, JobCounts};
 use crate::error::{AgentError, Result};
@@ -137,8 +140,8 @@ pub enum Order {
     Evict {
         /// In words.
         cause: String,
-        /// It rests on readings and may be held back.
-        by_readings: bool,
+        /// What it rests on: readings may be held back.
+        ground: Ground,
     },
     /// An error was seen.
     Fault(FaultSeen),
@@ -242,6 +245,8 @@ pub struct ActiveJob {
     pub block: ControlBlock,
     /// The share it was started with.
     pub share: SmShare,
+    /// How long each step of its stop may take.
+    pub stop: StopLimits,
     /// Its keeper stops it: the gate is the keeper's.
     pub stopping: AtomicBool,
     /// The fast loop has asked for its eviction.

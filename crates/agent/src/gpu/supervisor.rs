@@ -3,7 +3,7 @@
 //! It takes orders from a channel and looks around every few milliseconds. It may wait for a stop, a
 //! restart of MPS or a probe; orders queue up meanwhile, and the fast loop goes on.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,17 +19,15 @@ use muxflow_types::{JobId, Micros, ServiceId};
 
 use super::control::{Defences, HealthOrder};
 use super::guest::Guest;
-use super::{Event, FaultSeen, GpuShared, Order, StopReason};
+use super::serving::ServerSeen;
+use super::{Event, GpuShared, Order, StopReason};
 use crate::blame::Blame;
 use crate::breaker::EvictionBreaker;
 use crate::keeper::ChildProgram;
 use crate::launch::{Exit, Launch};
 use crate::logs::LogLimits;
 use crate::monitor;
-use crate::mps::control::ServerStatus;
-use crate::mps::daemon::{MpsDaemon, MpsState};
-use crate::mps::probe::{self, Attached};
-use crate::process::ProcessKey;
+use crate::mps::daemon::MpsDaemon;
 use crate::runner::{Runner, Running};
 
 /// What a supervisor is made from.
@@ -123,12 +121,12 @@ pub struct Supervisor {
     pub(super) last_stopped: Option<(JobId, Vec<u32>)>,
     /// Whether the driver caps memory, once it was asked.
     pub(super) caps_memory: Option<bool>,
-    pub(super) server: Option<ProcessKey>,
-    pub(super) clients: Vec<u32>,
+    /// The MPS server as it was last seen.
+    pub(super) mps: ServerSeen,
     /// Processes that are not ours, and since when.
     pub(super) others: BTreeMap<u32, Instant>,
-    next_mps: Instant,
-    next_probe: Instant,
+    pub(super) next_mps: Instant,
+    pub(super) next_probe: Instant,
     next_look: Instant,
     was_lost: bool,
 }
@@ -161,8 +159,7 @@ impl Supervisor {
             mended_at: Micros::ZERO,
             last_stopped: None,
             caps_memory: None,
-            server: None,
-            clients: Vec::new(),
+            mps: ServerSeen::default(),
             others: BTreeMap::new(),
             next_mps: now,
             next_look: now,
@@ -198,6 +195,7 @@ impl Supervisor {
             self.look_after_workloads();
             if Instant::now() >= self.next_look {
                 self.next_look = Instant::now() + LOOK_EVERY;
+                self.mps.forget_who_left();
                 self.look_for_strangers();
                 self.look_outside();
                 self.read_latency();
@@ -206,7 +204,7 @@ impl Supervisor {
             self.watch_mps();
         }
         self.leave_guest();
-        self.stop_offline_and_wait(StopReason::Shutdown, Duration::from_secs(30));
+        self.leave_offline();
     }
 
     fn obey(&mut self, order: Order) {
@@ -230,7 +228,7 @@ impl Supervisor {
                     self.begin_stop(reason);
                 }
             }
-            Order::Evict { cause, by_readings } => self.evict(cause, by_readings),
+            Order::Evict { cause, ground } => self.evict(cause, ground),
             Order::Fault(seen) => self.answer(seen),
             Order::GpuWasReset => self.evidence.gpu_reset_at = Some(monitor::now()),
             Order::Shutdown => {}
@@ -243,145 +241,6 @@ impl Supervisor {
         let Some(path) = file else { return };
         let latency = fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
         self.shared.latency_us.store(latency.unwrap_or(0), Ordering::Relaxed);
-    }
-
-    pub(super) fn start_mps(&mut self) {
-        let Some(daemon) = &mut self.daemon else { return };
-        match daemon.ensure() {
-            Ok(_) => {}
-            Err(error) => {
-                let text = format!("MPS cannot be started: {error}");
-                self.alert(text);
-            }
-        }
-        if let Some(daemon) = &self.daemon {
-            self.shared.status().mps_starts = daemon.started();
-        }
-    }
-
-    /// Looks whether the server lives, and now and then asks the daemon.
-    fn watch_mps(&mut self) {
-        if self.server.is_some_and(|server| !server.is_alive()) {
-            self.server = None;
-            self.see(Fault::MpsCrash, None);
-            return;
-        }
-        if self.daemon.is_none() || Instant::now() < self.next_mps {
-            return;
-        }
-        self.next_mps = Instant::now() + self.params.mps_every;
-        let state = self.daemon.as_ref().map(MpsDaemon::state);
-        match state {
-            Some(MpsState::Down) => {
-                let served = self.server.take().is_some();
-                if served {
-                    self.see(Fault::MpsCrash, None);
-                } else {
-                    self.start_mps();
-                }
-            }
-            Some(MpsState::Serving { server, status, clients }) => {
-                self.server = ProcessKey::of(server);
-                self.clients = clients;
-                if status == ServerStatus::Fault {
-                    self.see(Fault::MpsFault, None);
-                }
-            }
-            Some(MpsState::Silent(reason)) => {
-                tracing::warn!(gpu = self.uuid(), reason, "MPS does not answer");
-                self.check_attach();
-            }
-            Some(MpsState::Idle) => {
-                self.clients.clear();
-                // The last client has left and the server with it.
-                self.server = None;
-            }
-            None => {}
-        }
-        if Instant::now() >= self.next_probe && self.repair.is_none() {
-            self.check_attach();
-        }
-    }
-
-    fn see(&mut self, fault: Fault, pid: Option<u32>) {
-        self.answer(FaultSeen { at: monitor::now(), fault, pid });
-    }
-
-    fn check_attach(&mut self) {
-        if self.probe() == Attached::Hung {
-            self.see(Fault::MpsHang, None);
-        }
-    }
-
-    /// Tries to attach as a client.
-    pub(super) fn probe(&mut self) -> Attached {
-        self.next_probe = Instant::now() + self.params.probe_every;
-        let pipe_dir = self.daemon.as_ref().map(|daemon| daemon.spec().pipe_dir());
-        let user = self.online.as_ref().and_then(|online| online.launch.user);
-        let (child, limit) = (&self.params.child, self.params.probe_limit);
-        let attached = {
-            let partitions = self.daemon.as_ref().and_then(MpsDaemon::partitions);
-            let partition = partitions.map(|both| both.online.as_str());
-            probe::run_in(child, self.uuid(), pipe_dir.as_deref(), partition, user, limit)
-        };
-        let now = monitor::now();
-        let took = match &attached {
-            Attached::Yes { sms, took } => {
-                self.evidence.probe_passed_at = Some(now);
-                self.shared.sms.store(*sms, Ordering::Relaxed);
-                *took
-            }
-            Attached::Refused { reason } => {
-                tracing::warn!(gpu = self.uuid(), reason, "a client cannot attach");
-                limit
-            }
-            Attached::Hung => {
-                tracing::warn!(gpu = self.uuid(), "a client hangs while attaching");
-                limit
-            }
-        };
-        let took = Micros(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
-        self.shared.status().attach = Some((matches!(attached, Attached::Yes { .. }), took));
-        attached
-    }
-
-    /// A GPU process of the job without the interposer cannot be held back.
-    fn look_for_strangers(&mut self) {
-        let Some(offline) = &mut self.offline else { return };
-        let Some(active) = self.shared.job() else { return };
-        if active.block.is_torn() && offline.reason.is_none() {
-            let (job, pid) = (offline.job.clone(), offline.running.main().pid);
-            self.alert(format!(
-                "the control block of job {job} was cut short: it can no longer be held back and is stopped"
-            ));
-            return self.see(Fault::UngatedProcess, Some(pid));
-        }
-        let on_gpu = self.shared.monitor.published().processes.map(|(_, pids)| pids);
-        let on_gpu = on_gpu.unwrap_or_default();
-        let (registered, members) = (active.block.registered(), offline.running.processes());
-        let stranger = |pid: &&u32| {
-            members.contains(pid)
-                && !registered.contains(pid)
-                && (on_gpu.contains(pid) || self.clients.contains(pid))
-        };
-        let now = Instant::now();
-        let found: BTreeSet<u32> =
-            on_gpu.iter().chain(&self.clients).filter(stranger).copied().collect();
-        offline.strangers.retain(|pid, _| found.contains(pid));
-        for pid in found {
-            offline.strangers.entry(pid).or_insert(now);
-        }
-        let overdue = |since: &Instant| now.duration_since(*since) >= self.params.register_within;
-        let worst = offline.strangers.iter().find(|(_, since)| overdue(since));
-        if let Some((&pid, _)) = worst
-            && offline.reason.is_none()
-        {
-            let job = offline.job.clone();
-            self.alert(format!(
-                "process {pid} of job {job} uses the GPU without the interposer (cleared environment, static program or another libc): the job is stopped"
-            ));
-            self.see(Fault::UngatedProcess, Some(pid));
-        }
     }
 
     /// A disabled GPU returns when what it waits for has happened.

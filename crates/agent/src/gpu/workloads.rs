@@ -20,7 +20,7 @@ use crate::process::ProcessKey;
 use crate::runner::Running;
 
 /// Beyond the limits of its steps, a stop gets this before it is killed.
-const STOP_MARGIN: Duration = Duration::from_secs(3);
+pub(super) const STOP_MARGIN: Duration = Duration::from_secs(3);
 
 /// The driver counts what it needs for itself against its cap; the interposer holds the job to its
 /// quota before that, so the cap is only for what slips past the interposer.
@@ -74,8 +74,12 @@ impl Supervisor {
     }
 
     pub(super) fn start_online(&mut self, spec: &OnlineSpec) {
-        if let Some(online) = &self.online {
+        if let Some(online) = &mut self.online {
             tracing::info!(service = %online.service, "a service is on this GPU already");
+            if online.service == spec.service {
+                // One that was found running is known from its launch alone.
+                online.latency_file.clone_from(&spec.latency_file);
+            }
             return;
         }
         let name = spec.service.as_str();
@@ -257,6 +261,7 @@ impl Supervisor {
             job: spec.job.clone(),
             block,
             share,
+            stop: spec.stop,
             stopping: AtomicBool::new(false),
             evict_asked: AtomicBool::new(false),
         })));
@@ -322,76 +327,6 @@ impl Supervisor {
         })
     }
 
-    /// Starts the stop of the job and comes back at once.
-    pub(super) fn begin_stop(&mut self, reason: StopReason) {
-        let Some(offline) = &mut self.offline else { return };
-        if offline.reason.is_some() {
-            return;
-        }
-        tracing::info!(job = %offline.job, reason = %reason, "job is stopped");
-        // One that leaves no longer counts among those that run.
-        self.node.running_jobs.fetch_sub(1, Ordering::Relaxed);
-        *self.shared.status().stops.entry(reason.word()).or_default() += 1;
-        offline.reason = Some(reason);
-        self.last_stopped = Some((offline.job.clone(), offline.running.processes()));
-        if let Some(active) = self.shared.job() {
-            // From here on the gate belongs to the keeper.
-            active.stopping.store(true, Ordering::Release);
-        }
-        if !self.params.defences.clean_stop {
-            offline.running.kill();
-            return;
-        }
-        offline.running.ask_stop();
-        let limits = offline.running.launch.stop;
-        let steps =
-            limits.drain_ms + limits.checkpoint_ms + limits.release_ms + limits.terminate_ms;
-        offline.kill_at = Some(Instant::now() + Duration::from_millis(steps) + STOP_MARGIN);
-    }
-
-    /// Stops the job and waits for it; what does not leave within `limit` is killed.
-    pub(super) fn stop_offline_and_wait(&mut self, reason: StopReason, limit: Duration) {
-        if !matches!(reason, StopReason::Shutdown) {
-            self.stop_guest_and_wait(&reason, limit);
-        }
-        self.begin_stop(reason);
-        let Some(offline) = &mut self.offline else { return };
-        let exit = match offline.running.wait(limit) {
-            Ok(Some(exit)) => exit,
-            _ => {
-                offline.running.kill();
-                offline
-                    .running
-                    .wait(Duration::from_secs(5))
-                    .ok()
-                    .flatten()
-                    .unwrap_or_else(Exit::unknown)
-            }
-        };
-        let Some(offline) = self.take_offline() else { return };
-        self.tell(Event::JobEnded {
-            fail_prone: self.node.blame.is_fail_prone(&offline.job),
-            job: offline.job,
-            exit,
-            reason: offline.reason,
-            requeue: true,
-        });
-    }
-
-    /// Takes the job off the GPU once it has ended; its control block goes.
-    pub(super) fn take_offline(&mut self) -> Option<Offline> {
-        let offline = self.offline.take()?;
-        self.shared.set_job(None);
-        if let Some(dir) = &offline.running.launch.control_dir {
-            drop(std::fs::remove_dir_all(dir));
-        }
-        drop(self.node.runner.settle(Kind::Offline, &offline.running.launch.name));
-        if offline.reason.is_none() {
-            self.node.running_jobs.fetch_sub(1, Ordering::Relaxed);
-        }
-        Some(offline)
-    }
-
     /// Takes over a workload that an earlier agent started.
     pub fn adopt(&mut self, running: Running) -> Result<()> {
         let invalid = |error: muxflow_types::IdError| AgentError::Start {
@@ -423,7 +358,8 @@ impl Supervisor {
                 tracing::info!(job = %job, pid, "job found on its way out");
                 let mut offline = offline_of(job, running);
                 offline.reason = Some(StopReason::Shutdown);
-                offline.kill_at = Some(Instant::now() + Duration::from_secs(30));
+                // Its keeper has begun before now: it is over by then.
+                offline.kill_at = Some(Instant::now() + offline.stop_takes());
                 self.offline = Some(offline);
             }
         }

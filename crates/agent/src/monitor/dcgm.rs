@@ -21,6 +21,8 @@ const ALL_GPUS: usize = 0x7fff_ffff;
 const MOST_DEVICES: usize = 64;
 const OPERATION_MODE_AUTO: c_int = 1;
 const OK: c_int = 0;
+/// Two clocks that are read one after the other may differ by this much.
+const MOST_AHEAD_US: i64 = 1_000_000;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -200,7 +202,7 @@ impl Dcgm {
         };
         let oldest = values.iter().filter(|v| v.number().is_some()).map(|v| v.at_us).min();
         let oldest = oldest.ok_or("no value is there yet")?;
-        let age = u64::try_from(now_epoch_us.saturating_sub(oldest)).unwrap_or(0);
+        let age = age_us(oldest, now_epoch_us)?;
         Ok(Activity {
             at: Micros(now.0.saturating_sub(age)),
             engine: percent(0),
@@ -209,6 +211,16 @@ impl Dcgm {
             dram: percent(3),
         })
     }
+}
+
+/// How old a value is. The wall clock may have been set back since: a value from the future would
+/// count as fresh until the clock has come there again, however long that takes.
+fn age_us(at_us: i64, now_epoch_us: i64) -> Result<u64, String> {
+    let age = now_epoch_us.saturating_sub(at_us);
+    if age < -MOST_AHEAD_US {
+        return Err(format!("its last value is {} ms ahead of the clock", age / -1000));
+    }
+    Ok(u64::try_from(age).unwrap_or(0))
 }
 
 fn connect(library: &Library) -> Result<Handle, String> {
@@ -262,6 +274,15 @@ fn watch(library: &Library, handle: Handle, every: Micros) -> Result<(), String>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_from_the_future_are_not_fresh() {
+        assert_eq!(age_us(1_000_000, 1_250_000), Ok(250_000));
+        assert_eq!(age_us(1_250_000, 1_000_000), Ok(0), "two clocks, read one after the other");
+        assert!(age_us(3_600_000_000, 1_000_000).unwrap_err().contains("ahead"));
+        assert!(age_us(i64::MAX, i64::MIN).is_err());
+        assert!(age_us(i64::MIN, i64::MAX).is_ok());
+    }
 
     #[test]
     fn values_are_read_as_dcgm_lays_them_out() {

@@ -222,10 +222,18 @@ impl MpsDaemon {
             .stdin(Stdio::null())
             .stdout(logs::open(&self.spec.log_dir().join("daemon.out"))?)
             .stderr(logs::open(&self.spec.log_dir().join("daemon.err"))?);
-        let child = sys::with_setup(&mut command, setup)
+        let mut child = sys::with_setup(&mut command, setup)
             .spawn()
             .map_err(file("start", &self.spec.program))?;
-        let daemon = ProcessKey::of(child.id());
+        let daemon = match process::stat(child.id()) {
+            Ok(stat) => Some(ProcessKey { pid: child.id(), start_ticks: stat.start_ticks }),
+            Err(error) => {
+                // One that cannot be told from another must not be left behind.
+                drop(child.kill());
+                drop(child.wait());
+                return Err(self.failed("-f", format!("it cannot be watched: {error}")));
+            }
+        };
         self.child = Some(child);
         self.daemon = daemon;
         self.started += 1;

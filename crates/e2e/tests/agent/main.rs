@@ -11,6 +11,7 @@ mod burst;
 mod command;
 mod defences;
 mod driver_side;
+mod ends;
 mod faults;
 mod parties;
 mod reliability;

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use muxflow_agent::gpu::{Event, Order, StopReason};
+use muxflow_agent::gpu::{Event, GpuStatus, Order, StopReason};
 use muxflow_types::JobId;
 
 use crate::world::{LONG, World, inside, inside_with, now_us};
@@ -18,6 +19,10 @@ fn may_change_user() -> bool {
         assert!(std::env::var_os("CI").is_none(), "CI runs as root");
     }
     root
+}
+
+fn launches(status: &GpuStatus) -> u64 {
+    status.offline.as_ref().map_or(0, |(_, counts)| counts.launches)
 }
 
 #[test]
@@ -73,6 +78,36 @@ fn inner_users() {
     });
     assert_eq!(owner(world.job_pid()), 65_533);
     world.serve(10);
+    world.end();
+}
+
+#[test]
+fn a_server_that_makes_room_for_another_user_has_not_crashed() {
+    if may_change_user() {
+        inside("parties::inner_another_user");
+    }
+}
+
+#[test]
+#[ignore = "run inside an emulated node by a_server_that_makes_room_for_another_user_has_not_crashed"]
+fn inner_another_user() {
+    // Root probes first, and again and again while the job of somebody else is there alone.
+    let world = World::start("[mps]\nprobe_every_s = 1\nprobe_within_ms = 2500\n");
+    fs::set_permissions(world.base(), fs::Permissions::from_mode(0o777)).unwrap();
+    let shared = world.agent().shared(&world.gpu).unwrap();
+    world.until("the agent has probed", || shared.sms.load(Ordering::Relaxed) > 0);
+    // The server of the probe is known by now: the daemon is asked once a second.
+    std::thread::sleep(Duration::from_secs(2));
+    let mut spec = World::spec(world.argv("job", 500, "8", 0));
+    spec.user = Some((65_534, 65_534));
+    world.start_job_as(spec);
+    world.wait("the job launches", |status| launches(status) > 100);
+    std::thread::sleep(Duration::from_secs(6));
+    let status = world.agent().status(&world.gpu).unwrap();
+    assert_eq!((status.faults.len(), status.mps_starts), (0, 1), "{:?}", status.faults);
+    assert!(status.stops.is_empty(), "{:?}", status.stops);
+    assert_eq!(status.attach.map(|(attached, _)| attached), Some(true));
+    world.wait("the job goes on", |now| launches(now) > launches(&status));
     world.end();
 }
 
@@ -153,9 +188,11 @@ fn inner_breaker() {
         world.agent().order(gpu, Order::StartOffline(Box::new(spec))).unwrap();
     }
     all("all jobs launch", &|gpu| status(gpu).offline.is_some_and(|(_, c)| c.launches > 20));
-    // All sensors say at the same time that their GPU is full: more likely a lie than the truth.
-    for index in 0..gpus.len() {
-        world.fault(&["--gpu", &index.to_string(), "memory-burst", "14848"]);
+    // All services are said to be slow at the same time: more likely a lie than the truth.
+    for gpu in &gpus {
+        let shared = world.agent().shared(gpu).unwrap();
+        shared.slo_us.store(10_000, Ordering::Relaxed);
+        shared.latency_us.store(100_000, Ordering::Relaxed);
     }
     let (mut ended, mut alerts) = (BTreeSet::new(), 0);
     let deadline = Instant::now() + LONG;
@@ -174,5 +211,11 @@ fn inner_breaker() {
     }
     let shut = |gpu: &&String| status(gpu).offline.is_some() && status(gpu).budget == 0.0;
     assert_eq!(gpus.iter().filter(shut).count(), 2, "the others wait at shut gates");
+    // A shut gate gives no memory back: when the service wants it, the breaker holds nobody.
+    let full = gpus.iter().position(|gpu| status(gpu).offline.is_some()).unwrap();
+    world.fault(&["--gpu", &full.to_string(), "memory-burst", "14848"]);
+    let ended = world.event("a job leaves", |event| matches!(event, Event::JobEnded { .. }));
+    let Event::JobEnded { job, .. } = ended else { unreachable!() };
+    assert_eq!(job.as_str(), format!("job-{full}"), "that job and no other");
     world.end();
 }

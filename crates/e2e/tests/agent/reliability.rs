@@ -98,7 +98,15 @@ fn inner_killed_agent() {
         }
     }
     // Whoever runs the agent gives its orders again.
-    world.start_service();
+    let file = dir.path().join("latency");
+    std::fs::write(&file, "1234").unwrap();
+    let mut spec = World::service_spec(world.argv("service", 2_000, "16", 20_000));
+    spec.latency_file = Some(file);
+    world.start_service_spec(spec);
+    let shared = world.agent().shared(&world.gpu).unwrap();
+    world.until("the latency of the service is read again", || {
+        shared.latency_us.load(std::sync::atomic::Ordering::Relaxed) == 1234
+    });
     world.wait("healthy", |status| status.health == HealthState::Healthy);
     let status = world.agent().status(&world.gpu).unwrap();
     assert_eq!((status.mps_starts, status.online_restarts), (0, 0), "nothing was started again");

@@ -149,6 +149,7 @@ impl Place<'_> {
                 SmCount(40),
             )
             .unwrap(),
+            stop: muxflow_agent::stop::StopLimits::default(),
             stopping: AtomicBool::new(false),
             evict_asked: AtomicBool::new(false),
         };

@@ -224,6 +224,11 @@ impl HealthMachine {
         self.params = params;
     }
 
+    /// The metric over its limit that only an eviction brings back, when there is one now.
+    pub fn only_eviction_helps(&self) -> Option<Finding> {
+        self.finding.filter(|found| found.level == Level::Over && !found.metric.gate_helps())
+    }
+
     /// What offline work may do at this moment. Call it with the time of now, not of the last
     /// sample: samples grow stale between events.
     pub fn permission(&self, now: Micros) -> Permission {
