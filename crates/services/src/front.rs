@@ -12,8 +12,8 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::pool::{Pool, Ticket};
 use crate::upstream::{Body, Failed};
@@ -38,6 +38,8 @@ use crate::upstream::{Body, Failed};
 pub const KEPT_BYTES: u64 = 1 << 20;
 /// A client that sends no head for this long is hung up on.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
+/// More clients than this are not served at a time, however many files may be open.
+const MOST_CLIENTS: usize = 65_536;
 /// A request is tried on at most so many replicas.
 const ATTEMPTS: usize = 6;
 
@@ -88,6 +90,16 @@ fn strip(headers: &mut HeaderMap) {
     for name in HOP_BY_HOP.iter().chain(&named) {
         headers.remove(name);
     }
+}
+
+/// Clients that are served at a time, all services together; others wait in the kernel's line. Each
+/// costs up to two descriptors, and the agent in this process must never run out of them.
+fn places() -> &'static Arc<Semaphore> {
+    static PLACES: OnceLock<Arc<Semaphore>> = OnceLock::new();
+    PLACES.get_or_init(|| {
+        let count = (muxflow_agent::descriptors::most() / 4).clamp(16, MOST_CLIENTS);
+        Arc::new(Semaphore::new(count))
+    })
 }
 
 type Answer = Response<BoxBody<Bytes, hyper::Error>>;
@@ -175,6 +187,10 @@ impl Front {
     pub async fn serve(self: Arc<Self>, listener: TcpListener, mut stop: watch::Receiver<bool>) {
         let graceful = hyper_util::server::graceful::GracefulShutdown::new();
         loop {
+            let place = tokio::select! {
+                place = Arc::clone(places()).acquire_owned() => place,
+                _ = stop.changed() => break,
+            };
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 _ = stop.changed() => break,
@@ -198,6 +214,7 @@ impl Front {
             tokio::spawn(async move {
                 // A client that hangs up is no error of ours.
                 drop(connection.await);
+                drop(place);
             });
         }
         drop(listener);

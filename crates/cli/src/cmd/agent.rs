@@ -12,7 +12,7 @@ use muxflow_agent::agent::Agent;
 use muxflow_agent::config::AgentConfig;
 use muxflow_agent::gpu::{Event, Order};
 use muxflow_agent::queue::{JobQueue, Left};
-use muxflow_agent::{child, monitor, sys};
+use muxflow_agent::{child, descriptors, monitor, sys};
 
 /// Run this node: watch its GPUs, keep MPS alive, run services and jobs.
 #[derive(Debug, Args)]
@@ -59,6 +59,9 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let config = read_config(args.config.as_ref())?;
+    if let Err(error) = descriptors::raise() {
+        tracing::warn!(error = %error, "the limit on open files stays as it is");
+    }
     // Before any thread starts, so that all of them leave these signals to this one.
     let signals =
         sys::signal_fd(&[libc::SIGTERM, libc::SIGINT]).context("cannot watch for signals")?;

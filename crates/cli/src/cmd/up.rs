@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-use muxflow_agent::sys;
+use muxflow_agent::{descriptors, sys};
 use muxflow_manager::config::UpConfig;
 use muxflow_manager::hosting::Hosting;
 use muxflow_manager::up::Up;
@@ -32,6 +32,9 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
         None => UpConfig::built_in()?,
     };
     config.settings.shadow |= args.shadow;
+    if let Err(error) = descriptors::raise() {
+        tracing::warn!(error = %error, "the limit on open files stays as it is");
+    }
     // Before any thread starts, so that all of them leave these signals to this one.
     let signals =
         sys::signal_fd(&[libc::SIGTERM, libc::SIGINT]).context("cannot watch for signals")?;

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
 use tokio::net::UnixListener;
 
+use super::places::Places;
 use super::problem::Refusal;
 use crate::user::{Caller, Tokens};
 
@@ -21,9 +22,9 @@ pub const COOKIE: &str = "muxflow-token";
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(Option<(u32, u32)>);
 
-impl Connected<IncomingStream<'_, UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
-        Peer(stream.io().peer_cred().ok().map(|cred| (cred.uid(), cred.gid())))
+impl Connected<IncomingStream<'_, Places<UnixListener>>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Places<UnixListener>>) -> Self {
+        Peer(stream.io().io().peer_cred().ok().map(|cred| (cred.uid(), cred.gid())))
     }
 }
 

@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod dashboard;
 pub mod events;
 pub mod jobs;
+pub mod places;
 pub mod problem;
 pub mod server;
 pub mod services;

@@ -12,11 +12,13 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Extension, Json, Router, middleware};
+use muxflow_agent::descriptors;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use utoipa_axum::router::OpenApiRouter;
 
 use super::auth::{Peer, by_peer, by_token};
+use super::places::Places;
 use super::problem::Refusal;
 use crate::error::{ManagerError, Result};
 use crate::manager::Manager;
@@ -24,6 +26,9 @@ use crate::user::Tokens;
 
 /// How long requests that are under way may take when the server leaves.
 const LEAVE_WITHIN: Duration = Duration::from_secs(3);
+
+/// So many clients are served at a time on each of the two, and fewer where few files may be open.
+const MOST_CLIENTS: usize = 1024;
 
 /// Tells long answers that the server leaves.
 #[derive(Debug, Clone)]
@@ -195,11 +200,13 @@ async fn serve(
 ) {
     let local = api.clone().layer(middleware::from_fn(by_peer)).merge(pages.clone());
     let local = local.fallback(unknown).into_make_service_with_connect_info::<Peer>();
+    // Each has places of its own: clients on TCP keep nobody from the local socket.
+    let free = || Arc::new(Semaphore::new((descriptors::most() / 8).clamp(8, MOST_CLIENTS)));
     let mut stop = Leaving(leaving.clone());
     let on_socket = async {
         match UnixListener::from_std(unix) {
             Ok(listener) => {
-                let serving = axum::serve(listener, local)
+                let serving = axum::serve(Places::new(listener, &free()), local)
                     .with_graceful_shutdown(async move { stop.wait().await });
                 drop(serving.await);
             }
@@ -212,7 +219,7 @@ async fn serve(
         let app = api.layer(middleware::from_fn_with_state(tokens, by_token)).merge(pages);
         match TcpListener::from_std(listener) {
             Ok(listener) => {
-                let serving = axum::serve(listener, app.fallback(unknown))
+                let serving = axum::serve(Places::new(listener, &free()), app.fallback(unknown))
                     .with_graceful_shutdown(async move { stop.wait().await });
                 drop(serving.await);
             }

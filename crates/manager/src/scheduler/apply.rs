@@ -7,6 +7,7 @@ use muxflow_agent::gpu::OfflineSpec;
 use muxflow_agent::launch::RUN_VARIABLE;
 use muxflow_agent::stop::StopLimits;
 use muxflow_agent::sys;
+use muxflow_api::jobs::JobSubmit;
 use muxflow_store::events::NewEvent;
 use muxflow_store::jobs::JobRow;
 use muxflow_types::{Bytes, Change, ClusterPlan, ClusterSnapshot, SmCount, SmShare};
@@ -20,6 +21,16 @@ use crate::{submit, views};
 
 /// A job that cannot save its state gets this long to leave in order.
 const PLAIN_STOP_MS: u64 = 2_000;
+
+/// How long a job may take to leave.
+pub fn stop_limits(wanted: &JobSubmit) -> StopLimits {
+    let mut stop = StopLimits { checkpoint_ms: PLAIN_STOP_MS, ..StopLimits::default() };
+    if let Some(checkpoint) = &wanted.checkpoint {
+        stop.checkpoint_ms = checkpoint.window_s * 1000;
+        stop.signal = submit::signal(&checkpoint.signal).unwrap_or(stop.signal);
+    }
+    stop
+}
 
 /// What a run of a job is started with.
 pub fn spec(row: &JobRow) -> Result<OfflineSpec> {
@@ -36,13 +47,9 @@ pub fn spec(row: &JobRow) -> Result<OfflineSpec> {
     if let Some((_, index)) = row.id.as_str().split_once('.') {
         env.insert("MUXFLOW_ARRAY_INDEX".to_owned(), index.to_owned());
     }
-    let mut stop = StopLimits { checkpoint_ms: PLAIN_STOP_MS, ..StopLimits::default() };
-    if let Some(checkpoint) = &wanted.checkpoint {
-        stop.checkpoint_ms = checkpoint.window_s * 1000;
-        stop.signal = submit::signal(&checkpoint.signal).unwrap_or(stop.signal);
-        if let Some(dir) = &checkpoint.dir {
-            env.insert("MUXFLOW_CHECKPOINT_DIR".to_owned(), dir.clone());
-        }
+    let stop = stop_limits(&wanted);
+    if let Some(dir) = wanted.checkpoint.as_ref().and_then(|checkpoint| checkpoint.dir.as_ref()) {
+        env.insert("MUXFLOW_CHECKPOINT_DIR".to_owned(), dir.clone());
     }
     let share = row.share.and_then(|(sms, total)| SmShare::new(SmCount(sms), SmCount(total)).ok());
     Ok(OfflineSpec {

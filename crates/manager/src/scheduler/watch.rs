@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use muxflow_abi::control::rhythm::{self, BUCKETS};
+use muxflow_agent::stop::StopLimits;
 use muxflow_api::jobs::JobState;
 use muxflow_store::Observation;
 use muxflow_store::jobs::JobRow;
@@ -14,7 +15,7 @@ use muxflow_types::{
     Bytes, GpuId, GpuSample, JobId, Micros, Percent, ProfileRecord, SpeedSample, WorkloadName,
 };
 
-use super::Scheduler;
+use super::{Scheduler, apply};
 use crate::clock;
 use crate::error::Result;
 use crate::lifecycle::Happening;
@@ -27,7 +28,8 @@ const SPEED_WINDOW: Micros = Micros::from_secs(10);
 const OBSERVE_EVERY: Duration = Duration::from_secs(60);
 /// A run that the node does not know of is looked for after this.
 const SWEEP_AFTER: Micros = Micros::from_secs(20);
-/// After this it is taken for lost.
+/// After this, and the time that its stop may take, it is taken for lost: after a restart of the agent
+/// a run may be on its way out that the node does not show.
 const LOST_AFTER: Micros = Micros::from_secs(120);
 
 /// What is remembered of a run between two looks.
@@ -60,6 +62,11 @@ fn mean(samples: &[GpuSample], of: impl Fn(&GpuSample) -> Option<Percent>) -> Op
     #[expect(clippy::cast_precision_loss, reason = "a count of samples")]
     let count = values.len() as f64;
     (!values.is_empty()).then(|| Percent::clamped(values.iter().sum::<f64>() / count))?
+}
+
+fn lost_after(stop: StopLimits) -> Micros {
+    let stop_us = u64::try_from(stop.whole().as_micros()).unwrap_or(u64::MAX);
+    LOST_AFTER.saturating_add(Micros(stop_us))
 }
 
 impl Watch {
@@ -132,7 +139,7 @@ impl Watch {
             return Ok(());
         }
         let ended = manager.node.last_exit(&row.id).is_some_and(|exit| exit.run == row.run);
-        if ended || since > LOST_AFTER {
+        if ended || since > lost_after(apply::stop_limits(&views::submit_of(row)?)) {
             let retry = &self.scheduler.settings.retry;
             manager.settle(row, &[], retry, "the node does not know of it")?;
             manager.wake(format!("{} was found ended", row.id));
@@ -301,5 +308,18 @@ impl Watch {
         let (job, gpu) = (row.id.clone(), sight.gpu.clone());
         let observation = Observation { job, gpu, predicted: row.predicted, sample };
         Ok(manager.store().put_observed(&[observation])?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_may_take_an_hour_to_save_its_state_is_not_lost_meanwhile() {
+        let stop = |checkpoint_ms| StopLimits { checkpoint_ms, ..StopLimits::default() };
+        assert!(lost_after(stop(3_600_000)) > Micros::from_secs(3_600 + 120));
+        assert!(lost_after(stop(2_000)) < Micros::from_secs(130));
+        assert!(lost_after(stop(u64::MAX)) > Micros::from_secs(3_600), "nothing overflows");
     }
 }
