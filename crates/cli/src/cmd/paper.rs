@@ -22,7 +22,7 @@ pub(crate) struct PaperArgs {
     #[arg(long, value_name = "FILE")]
     philly: Option<PathBuf>,
     /// Only these parts, separated by commas: motivation, errors, testbed, traces, predictor,
-    /// deployment, beyond.
+    /// studies, deployment, beyond.
     #[arg(long, value_name = "PARTS", value_delimiter = ',')]
     only: Vec<String>,
     /// Seed.

@@ -4,6 +4,7 @@
 mod beyond;
 mod evaluation;
 mod motivation;
+mod studies;
 
 use muxflow_gpu_model::GpuProfile;
 
@@ -33,8 +34,8 @@ pub const TRACES: [(&str, usize); 4] = [("A", 1410), ("B", 2600), ("C", 4500), (
 pub const FILL: f64 = 0.55;
 
 /// The parts of the page, in its order.
-pub const SECTIONS: [&str; 7] =
-    ["motivation", "errors", "testbed", "traces", "predictor", "deployment", "beyond"];
+pub const SECTIONS: [&str; 8] =
+    ["motivation", "errors", "testbed", "traces", "predictor", "studies", "deployment", "beyond"];
 
 /// Regenerates the wanted parts as one Markdown page. `say` hears what is being done.
 pub fn regenerate(options: &PaperOptions, say: &mut dyn FnMut(&str)) -> Result<String, SimError> {
@@ -42,7 +43,7 @@ pub fn regenerate(options: &PaperOptions, say: &mut dyn FnMut(&str)) -> Result<S
         return Err(SimError::Setting {
             field: "section",
             value: unknown.clone(),
-            reason: "write motivation, errors, testbed, traces, predictor, deployment or beyond",
+            reason: "write motivation, errors, testbed, traces, predictor, studies, deployment or beyond",
         });
     }
     let t4 = GpuProfile::built_in("T4")?;
@@ -59,6 +60,7 @@ pub fn regenerate(options: &PaperOptions, say: &mut dyn FnMut(&str)) -> Result<S
             "testbed" => evaluation::testbed(options, &predictor)?,
             "traces" => evaluation::traces(options, &predictor, say)?,
             "predictor" => motivation::perceptrons(&t4, options.seed)?,
+            "studies" => studies::all(&t4, options.seed, say)?,
             "deployment" => evaluation::deployment(options, &predictor)?,
             _ => beyond::all(options, &predictor)?,
         });

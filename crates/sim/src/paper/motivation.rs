@@ -154,7 +154,7 @@ pub(super) fn perceptrons(profile: &GpuProfile, seed: u64) -> Result<String, Sim
 Trained on 2,000 pairs of the modelled T4, judged on 500 others.
 
 {}
-Published: hidden sizes from 64 to 1024 are alike, four layers are best. On our pairs smaller networks do a little better and boosted trees do best; sizes beyond 256 were not tried.
+Published: hidden sizes from 64 to 1024 are alike, four layers are best. On our pairs smaller networks do a little better and boosted trees do best; other shapes are under the perceptron's shape.
 These pairs come from a model, with workloads seen in training; on measured data and unseen workloads errors are several times larger (docs of the predictor).
 
 ",
