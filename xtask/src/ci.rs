@@ -14,10 +14,16 @@ pub(crate) fn root() -> PathBuf {
 /// Programs that the tests start, and the Debian package of each.
 const TOOLS: &[(&str, &[&str], &str)] = &[
     ("cc", &["--version"], "gcc"),
+    ("c++", &["--version"], "g++"),
     ("chromium", &["--version"], "chromium"),
     ("git", &["--version"], "git"),
     ("python3", &["-c", "import venv, ensurepip"], "python3-venv"),
+    ("python3", &["-c", PYTHON_HEADERS], "python3-dev"),
 ];
+
+/// Succeeds where C extensions can be compiled.
+const PYTHON_HEADERS: &str =
+    "import sysconfig; open(sysconfig.get_path('include') + '/Python.h').close()";
 
 /// All checks and all tests.
 pub(crate) fn run() -> anyhow::Result<()> {

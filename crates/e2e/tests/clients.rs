@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use muxflow_abi::control::{Limits, SlotState};
-use muxflow_e2e::python::python;
+use muxflow_e2e::python::{pycuda, python, skip};
 use muxflow_e2e::{Job, Outcome, build};
 
 const QUOTA: u64 = 256 << 20;
@@ -120,6 +120,20 @@ fn cuda_bindings_with_nvrtc() {
 #[test]
 fn numba_cuda() {
     python_client("numba");
+}
+
+/// Linked against `libcuda.so.1` by name: the exported symbols, and the oldest interfaces.
+#[test]
+fn pycuda_by_direct_linking() {
+    let Some(python) = python() else { return };
+    match pycuda(python) {
+        Ok(packages) => {
+            let path = format!("PYTHONPATH={}", packages.display());
+            let python = python.to_str().expect("a path");
+            whole(&["env", &path, python, &script("pycuda_client.py")]);
+        }
+        Err(why) => skip("pycuda (needs a C++ compiler and the headers of Python)", &why),
+    }
 }
 
 #[test]
