@@ -1,5 +1,6 @@
 //! A job under test: a control block with a beating agent, and programs run under the interposer.
 
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
@@ -142,6 +143,20 @@ impl Job {
     #[must_use]
     pub fn charged(&self) -> u64 {
         self.block.job().charged_bytes(0)
+    }
+}
+
+/// Gives a command the default signals. A shell starts what runs in the background with SIGINT
+/// ignored, and all that is started from there would inherit it.
+pub fn default_signals(command: &mut Command) -> &mut Command {
+    // SAFETY: between fork and exec only `signal` is called, which is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            for number in [libc::SIGINT, libc::SIGTERM, libc::SIGQUIT] {
+                libc::signal(number, libc::SIG_DFL);
+            }
+            Ok(())
+        })
     }
 }
 

@@ -12,4 +12,4 @@ pub mod job;
 pub mod python;
 
 pub use build::{client, stub, stub_driver, target, xcuda};
-pub use job::{Job, Outcome};
+pub use job::{Job, Outcome, default_signals};

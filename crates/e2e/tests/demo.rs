@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use muxflow_e2e::build::{must, target, xcuda};
+use muxflow_e2e::default_signals;
 
 /// Builds what `cargo xtask demo` builds.
 fn muxflow() -> PathBuf {
@@ -23,7 +24,7 @@ fn muxflow() -> PathBuf {
 
 /// A temporary directory of its own, so that what is left behind is seen.
 fn demo(seconds: u32, dir: &tempfile::TempDir) -> Child {
-    Command::new(muxflow())
+    default_signals(&mut Command::new(muxflow()))
         .args(["demo", "--seconds", &seconds.to_string()])
         .arg("--json")
         .arg(dir.path().join("result.json"))

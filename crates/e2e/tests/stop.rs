@@ -1,12 +1,12 @@
 //! Every way out: contexts are gone, nothing is in flight, and the wait status is the program's own.
 
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use muxflow_abi::control::{Gate, Settings, SlotState};
-use muxflow_e2e::{Job, client, stub_driver};
+use muxflow_e2e::{Job, client, default_signals, stub_driver};
 
 /// Starts the client with slow kernels; returns when it says that it loops.
 fn start(job: &Job, operations: &[&str]) -> Child {
@@ -14,15 +14,7 @@ fn start(job: &Job, operations: &[&str]) -> Child {
     let mut command = job.command(&program, stub_driver());
     command.env("STUB_KERNEL_US", "300").args(operations);
     command.stdout(Stdio::piped()).stderr(Stdio::inherit());
-    // A shell starts what runs in the background with SIGINT ignored; the client must not inherit it.
-    // SAFETY: between fork and exec only `signal` is called, which is async-signal-safe.
-    unsafe {
-        command.pre_exec(|| {
-            libc::signal(libc::SIGINT, libc::SIG_DFL);
-            libc::signal(libc::SIGTERM, libc::SIG_DFL);
-            Ok(())
-        });
-    }
+    default_signals(&mut command);
     let mut child = command.spawn().expect("it starts");
     let mut reader = BufReader::new(child.stdout.take().expect("piped"));
     let mut line = String::new();

@@ -12,6 +12,7 @@ use muxflow_agent::config::AgentConfig;
 use muxflow_agent::gpu::{Event, GpuStatus, OfflineSpec, OnlineSpec, Order};
 use muxflow_agent::stop::StopLimits;
 use muxflow_e2e::build::{client, must, target, xcuda};
+use muxflow_e2e::default_signals;
 use muxflow_types::{JobId, ServiceId};
 
 pub(crate) const LONG: Duration = Duration::from_secs(40);
@@ -58,7 +59,7 @@ pub(crate) fn inside_with(gpus: &str, name: &str) {
         .env("MUXFLOW_TEST_CHILD", child)
         .env("MUXFLOW_TEST_XCUDA", interposer)
         .env("MUXFLOW_TEST_WORKER", worker);
-    let output = command.output().unwrap();
+    let output = default_signals(&mut command).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}\n{text}\n{errors}", output.status);
