@@ -13,6 +13,7 @@ use muxflow_abi::control::{
 };
 
 use crate::error::{AgentError, Result, file};
+use crate::namespace::{self, Foreign};
 use crate::process;
 use crate::sys::{self, SharedMemory};
 
@@ -22,6 +23,7 @@ pub struct ControlBlock {
     dir: PathBuf,
     agent: SharedMemory,
     job: SharedMemory,
+    foreign: Foreign,
 }
 
 /// What the processes of a job say, added up.
@@ -127,7 +129,7 @@ impl ControlBlock {
         };
         let agent = part(AGENT_FILE, AgentPart::BYTES)?;
         let job = part(JOB_FILE, JobPart::BYTES)?;
-        Ok(ControlBlock { dir: dir.to_owned(), agent, job })
+        Ok(ControlBlock { dir: dir.to_owned(), agent, job, foreign: Foreign::default() })
     }
 
     fn agent_unchecked(&self) -> &AgentPart {
@@ -208,10 +210,23 @@ impl ControlBlock {
 
     fn each_live(&self, mut visit: impl FnMut(&Counters)) {
         self.job_unchecked().each(|counters| {
-            if is_owner_alive(counters) {
+            if self.is_alive(counters) {
                 visit(counters);
             }
         });
+    }
+
+    /// Whether the owner of a slot lives, wherever it is.
+    fn is_alive(&self, counters: &Counters) -> bool {
+        let (owner, own) = (counters.owner, namespace::own());
+        if counters.pid_namespace != 0 && own != 0 && counters.pid_namespace != own {
+            return self.foreign.is_alive(owner, counters.pid_namespace);
+        }
+        let ticks = |at: u64| at & u64::from(u32::MAX);
+        process::stat(owner.pid).map_or_else(
+            |error| !process::is_gone(&error),
+            |stat| ticks(stat.start_ticks) == u64::from(owner.start_ticks) && stat.state != 'Z',
+        )
     }
 
     /// Processes that have registered and live.
@@ -224,7 +239,7 @@ impl ControlBlock {
     /// As [`Self::registered`], each as it names itself: see [`process::own_name`].
     pub fn registered_names(&self) -> Vec<(u32, u64)> {
         let mut names = Vec::new();
-        let namespace = |of: u64| if of == 0 { own_pid_namespace() } else { of };
+        let namespace = |of: u64| if of == 0 { namespace::own() } else { of };
         self.each_live(|c| names.push((c.owner.pid, namespace(c.pid_namespace))));
         names
     }
@@ -247,7 +262,7 @@ impl ControlBlock {
     pub fn counts(&self) -> JobCounts {
         let mut sum = JobCounts::default();
         self.job_unchecked().each(|counters| {
-            sum.processes += usize::from(is_owner_alive(counters));
+            sum.processes += usize::from(self.is_alive(counters));
             sum.launches = sum.launches.saturating_add(counters.launches);
             sum.in_flight = sum.in_flight.saturating_add(counters.in_flight);
             sum.delayed_ns = sum.delayed_ns.saturating_add(counters.delayed_ns);
@@ -269,7 +284,7 @@ impl ControlBlock {
         let me = Owner { pid: std::process::id(), start_ticks: 0 };
         let mut dead = Vec::new();
         self.job_unchecked().each(|counters| {
-            if !is_owner_alive(counters) {
+            if !self.is_alive(counters) {
                 dead.push((counters.owner, counters.pid_namespace));
             }
         });
@@ -287,31 +302,6 @@ impl ControlBlock {
     }
 }
 
-/// A process of another id namespace cannot be looked up here; it counts until its slot is given
-/// back.
-fn is_owner_alive(counters: &Counters) -> bool {
-    let pid = counters.owner.pid;
-    let own = own_pid_namespace();
-    if counters.pid_namespace != 0 && own != 0 && counters.pid_namespace != own {
-        return true;
-    }
-    let ticks = |at: u64| at & u64::from(u32::MAX);
-    process::stat(pid).map_or_else(
-        |error| !process::is_gone(&error),
-        |stat| {
-            ticks(stat.start_ticks) == u64::from(counters.owner.start_ticks) && stat.state != 'Z'
-        },
-    )
-}
-
-fn own_pid_namespace() -> u64 {
-    static INODE: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
-    *INODE.get_or_init(|| {
-        use std::os::unix::fs::MetadataExt;
-        fs::metadata("/proc/self/ns/pid").map_or(0, |meta| meta.ino())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -320,7 +310,7 @@ mod tests {
         let own = process::ProcessKey::own();
         let start_ticks = u32::try_from(own.start_ticks & u64::from(u32::MAX)).unwrap();
         let owner = Owner { pid: own.pid, start_ticks };
-        block.job_unchecked().claim(owner, own_pid_namespace()).unwrap()
+        block.job_unchecked().claim(owner, namespace::own()).unwrap()
     }
 
     #[test]
@@ -413,7 +403,7 @@ mod tests {
         let path = dir.path().join("job");
         let block = ControlBlock::create(&path, &Settings::default(), 0, None).unwrap();
         let gone = Owner { pid: 4_000_000, start_ticks: 1 };
-        block.job_unchecked().claim(gone, own_pid_namespace()).unwrap();
+        block.job_unchecked().claim(gone, namespace::own()).unwrap();
         assert_eq!(block.answers().live, 0);
         assert!(block.registered().is_empty());
         fs::write(path.join(AGENT_FILE), vec![0; AgentPart::BYTES]).unwrap();

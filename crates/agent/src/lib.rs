@@ -32,6 +32,7 @@ pub mod metrics;
 pub mod monitor;
 pub mod mps;
 pub mod private;
+mod namespace;
 pub mod process;
 pub mod queue;
 mod relief;

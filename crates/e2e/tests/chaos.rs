@@ -1,11 +1,14 @@
 //! Chaos at a twentieth of its size; `cargo xtask soak` runs all of it. And hostile bytes.
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use muxflow_abi::control::JobPart;
 use muxflow_abi::driver;
-use muxflow_e2e::{Job, chaos};
+use muxflow_e2e::{Job, chaos, client, stub_driver};
 use proptest::prelude::*;
 
 #[test]
@@ -26,6 +29,36 @@ fn also_where_room_is_short_and_they_take_it_from_each_other() {
     assert!(result.refused > 100, "{result:?}");
     assert_eq!(result.charged_bytes, result.live_bytes, "{result:?}");
     assert_eq!(result.left_bytes, 0, "{result:?}");
+}
+
+/// A container's processes name themselves by ids of their own: the agent finds them by these.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that the kernel does not allow must be seen")]
+fn the_death_of_a_process_in_another_id_namespace_is_seen() {
+    let job = Job::new(1 << 30);
+    let agent = muxflow_agent::control_block::ControlBlock::open(job.block.directory());
+    let agent = agent.expect("the agent maps it too");
+    let mut command = job.command(Path::new("unshare"), stub_driver());
+    command.args(["--user", "--pid", "--fork", "--kill-child", "--"]).arg(client("client", &[]));
+    command.args(["init", "alloc:0x100000", "ready", "sleep:600000"]).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("unshare of util-linux");
+    let output = BufReader::new(child.stdout.take().expect("piped"));
+    if !output.lines().map_while(Result::ok).any(|line| line == "ready") {
+        child.wait().expect("a status");
+        eprintln!("SKIPPED: this kernel gives no id namespace to an ordinary user");
+        return;
+    }
+    let process = job.block.processes()[0];
+    assert_eq!(process.owner.pid, 1, "the first of its namespace");
+    assert_eq!((agent.counts().processes, agent.reclaim(), job.charged()), (1, 0, 1 << 20));
+    child.kill().expect("it is there");
+    child.wait().expect("it is gone");
+    let until = Instant::now() + Duration::from_secs(20);
+    while agent.reclaim() == 0 {
+        assert!(Instant::now() < until, "it counts as living: {process:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!((agent.counts().processes, job.charged()), (0, 0));
 }
 
 proptest! {

@@ -286,37 +286,38 @@ fn map_file(
     }
 }
 
-/// This process's name in the control block.
+/// This process's name in the control block. By `self`, for `/proc` may be that of another id
+/// namespace, where our id is somebody else's.
 fn identity() -> Owner {
-    let pid = sys::pid();
-    Owner {
-        pid,
-        start_ticks: match start_ticks(pid) {
-            Started::At(t) => t,
-            _ => 0,
-        },
-    }
+    let start_ticks = match started(c"/proc/self/stat") {
+        Started::At(ticks) => ticks,
+        _ => 0,
+    };
+    Owner { pid: sys::pid(), start_ticks }
 }
 
 /// Gives back what dead processes of this job held.
 pub(crate) fn reclaim_dead(job: &JobPart) -> usize {
     let namespace = pid_namespace();
     let me = identity();
+    let told = matches!(start_ticks(me.pid), Started::At(ticks) if ticks == me.start_ticks);
     let dead = |owner: Owner, of: u64| {
-        of == namespace && owner.pid != me.pid && me.start_ticks != 0 && is_dead(owner)
+        of == namespace && owner.pid != me.pid && me.start_ticks != 0 && is_dead(owner, told)
     };
     job.reclaim(me, dead, |_| {})
 }
 
 /// Whether the process with this id is gone, a zombie, or another one. What cannot be known is
-/// taken for living: memory stays charged rather than being given out twice.
-fn is_dead(owner: Owner) -> bool {
+/// taken for living: memory stays charged rather than being given out twice. `told`: `/proc` speaks
+/// of our own id namespace.
+fn is_dead(owner: Owner, told: bool) -> bool {
     // SAFETY: signal 0 only asks.
     let answer = unsafe { sys::syscall(libc::SYS_kill, [owner.pid as usize, 0, 0, 0, 0, 0]) };
     if answer == -(libc::ESRCH as isize) {
         return true;
     }
     match start_ticks(owner.pid) {
+        _ if !told => false,
         Started::At(ticks) => ticks != owner.start_ticks,
         Started::Zombie => true,
         Started::Unknown => false,
@@ -346,13 +347,18 @@ enum Started {
 
 fn start_ticks(pid: u32) -> Started {
     let mut path = sys::Line::new();
-    let mut text = [0_u8; 1024];
     if write!(path, "/proc/{pid}/stat").is_err() {
         return Started::Unknown;
     }
+    // SAFETY: ends with a nul.
+    started(unsafe { CStr::from_ptr(path.as_c()) })
+}
+
+fn started(path: &CStr) -> Started {
+    let mut text = [0_u8; 1024];
     // SAFETY: a C string, then a buffer with its length.
     let length = unsafe {
-        let fd = sys::syscall(libc::SYS_open, [path.as_c() as usize, 0, 0, 0, 0, 0]);
+        let fd = sys::syscall(libc::SYS_open, [path.as_ptr() as usize, 0, 0, 0, 0, 0]);
         let Ok(fd) = usize::try_from(fd) else { return Started::Unknown };
         let length =
             sys::syscall(libc::SYS_read, [fd, text.as_mut_ptr() as usize, text.len(), 0, 0, 0]);
