@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -69,6 +70,17 @@ pub struct Plan {
     pub pace_us: u32,
 }
 
+/// All processes of a run, those forked since too: whatever happens, none is left.
+struct Group(i32);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // SAFETY: a process group that we made; its leader is a child that was not waited for, or
+        // this is the end of the run.
+        unsafe { libc::kill(-self.0, libc::SIGKILL) };
+    }
+}
+
 /// Starts so many, kills at random for a while, holds the rest still, and compares.
 #[must_use]
 pub fn run(plan: Plan) -> Result {
@@ -79,6 +91,7 @@ pub fn run(plan: Plan) -> Result {
     let live = live.expect("the live file");
     live.set_len(8 + ENTRIES * 24).expect("it can be sized");
     let program = build::client("client", &[]);
+    let mut group = 0;
     let mut children: Vec<Child> = (0..count)
         .map(|_| {
             let mut command = job.command(&program, build::stub_driver());
@@ -88,9 +101,15 @@ pub fn run(plan: Plan) -> Result {
                 .env("CHAOS_PACE_US", plan.pace_us.to_string())
                 .env_remove("STUB_LOG")
                 .arg(format!("chaos:{seed}"));
-            command.stdout(Stdio::null()).spawn().expect("a process starts")
+            command.stdout(Stdio::null()).process_group(group);
+            let child = command.spawn().expect("a process starts");
+            if group == 0 {
+                group = i32::try_from(child.id()).expect("a process id");
+            }
+            child
         })
         .collect();
+    let group = Group(group);
     let mut random = seed | 1;
     let mut killed = 0;
     let until = Instant::now() + duration;
@@ -111,14 +130,9 @@ pub fn run(plan: Plan) -> Result {
         }
     }
     // Hold the living still; those that were just forked or are about to exec may need a second try.
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     while pids(&live).iter().any(|&(at, _)| word(&live, 3 + 3 * at) == 0) {
-        if Instant::now() > until {
-            for (_, pid) in pids(&live) {
-                send(pid, libc::SIGKILL);
-            }
-            panic!("some process does not hold");
-        }
+        assert!(Instant::now() < until, "some process does not hold");
         for (_, pid) in pids(&live) {
             send(pid, libc::SIGUSR1);
         }
@@ -128,9 +142,7 @@ pub fn run(plan: Plan) -> Result {
     let living = pids(&live);
     let live_bytes = living.iter().map(|&(at, _)| word(&live, 2 + 3 * at)).sum();
     let charged_bytes = job.charged();
-    for (_, pid) in living {
-        send(pid, libc::SIGKILL);
-    }
+    drop(group);
     for child in &mut children {
         child.kill().ok();
         child.wait().expect("it is gone");
