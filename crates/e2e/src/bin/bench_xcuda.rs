@@ -68,8 +68,10 @@ fn overhead() {
         ("launch", "`cuLaunchKernel`, quota and open gate"),
         ("alloc_free_10", "`cuMemAlloc` + `cuMemFree`, 10 live"),
         ("alloc_free_100000", "`cuMemAlloc` + `cuMemFree`, 100,000 live"),
+        ("alloc_free_second", "the same in a second thread of the process"),
     ] {
-        let (a, b) = (median(direct[key].clone()), median(under[key].clone()));
+        let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
+        let (a, b) = (least(&direct[key]), least(&under[key]));
         println!("| {name} | {a:.1} | {b:.1} | {:.1}× |", b / a);
     }
 }
