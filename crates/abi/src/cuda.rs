@@ -110,6 +110,8 @@ pub const CUDA_ARRAY3D_DEFERRED_MAPPING: c_uint = 0x80;
 pub const CU_GRAPH_NODE_TYPE_KERNEL: c_int = 0;
 /// Node type: child graph.
 pub const CU_GRAPH_NODE_TYPE_GRAPH: c_int = 4;
+/// Graph memory attribute: bytes that the driver holds for graphs.
+pub const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: c_int = 2;
 /// Node type: memory allocation.
 pub const CU_GRAPH_NODE_TYPE_MEM_ALLOC: c_int = 10;
 /// Node type: memory free.

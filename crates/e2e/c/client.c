@@ -38,7 +38,7 @@ static void *look_up(const char *name) {
 }
 #define CALL(name, ...) ((int (*)())look_up(#name))(__VA_ARGS__)
 
-static u64 pointers[200000]; static int count;
+static u64 pointers[200000], graph, exec; static int count;
 static volatile int told;
 static void on_signal(int s) { told = s; }
 static void on_signal_exit(int s) { (void)s; _exit(7); }
@@ -104,6 +104,10 @@ int main(int argc, char **argv) {
         else if (!strcmp(op, "loop")) { printf("looping\n"); while (!told) launch((void *)0x40, 1, 1, 1, 1, 1, 1, 0, (void *)0, (void *)0, (void *)0); printf("told %d\n", told); }
         else if (!strcmp(op, "forever")) { printf("looping\n"); for (;;) launch((void *)0x40, 1, 1, 1, 1, 1, 1, 0, (void *)0, (void *)0, (void *)0); }
         else if (!strcmp(op, "sync")) printf("sync %d\n", CALL(cuCtxSynchronize));
+        else if (!strcmp(op, "paced")) { int r = 0; while (n--) { r |= launch((void *)0x40, 1, 1, 1, 1, 1, 1, 0, (void *)0, (void *)0, (void *)0); r |= CALL(cuStreamSynchronize, (void *)0); } printf("paced %d\n", r); }
+        else if (!strcmp(op, "graph")) { u64 node, p[16] = { 0 }; ((int *)p)[2] = 1; p[13] = n; int r = CALL(cuGraphCreate, &graph, 0) | CALL(cuGraphAddMemAllocNode, &node, graph, (void *)0, (size_t)0, p); if (!r) r = CALL(cuGraphInstantiateWithFlags, &exec, graph, (u64)0) | CALL(cuGraphDestroy, graph); printf("graph %d\n", r); }
+        else if (!strcmp(op, "graphend")) printf("graphend %d\n", CALL(cuGraphExecDestroy, exec));
+        else if (!strcmp(op, "graphtrim")) printf("graphtrim %d\n", CALL(cuDeviceGraphMemTrim, 0));
         else if (!strcmp(op, "capture")) printf("capture %d\n", CALL(cuStreamBeginCapture_v2, (void *)n, 0));
         else if (!strcmp(op, "endcapture")) { u64 g; printf("endcapture %d\n", CALL(cuStreamEndCapture, (void *)n, &g)); }
         else if (!strcmp(op, "handler")) { printf("handler\n"); signal(SIGTERM, on_signal); signal(SIGINT, on_signal); }

@@ -85,3 +85,46 @@ fn it_explains_itself_and_refuses_what_would_run_free() {
     let outcome = run(&["--memory", "lots", "--", "true"]);
     assert!(outcome.stderr.contains("--memory"), "{}", outcome.stderr);
 }
+
+/// Launches that a job of short kernels makes in five seconds under a load limit on an emulated T4,
+/// alone or beside a process that fills the GPU.
+fn launches_under_a_load_limit(beside: bool) -> u64 {
+    const SCRIPT: &str = r#"
+        if [ -n "$BESIDE" ]; then "$WORKER" 50000 40 "$PAUSE" - & beside=$!; sleep 2; fi
+        "$MUXFLOW" run --memory 1GiB --load-limit 0.4 -- "$WORKER" 1000 8 "$PAUSE" - & job=$!
+        sleep 5
+        kill -TERM $job
+        wait $job
+        [ -z "$BESIDE" ] || kill $beside
+    "#;
+    build::must(
+        Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "-p", "muxflow-emulated-gpu"])
+            .args(["-p", "muxflow-emulated-cuda", "-p", "muxflow-emulated-nvml"])
+            .current_dir(env!("CARGO_MANIFEST_DIR")),
+    );
+    let files = tempfile::tempdir().expect("a directory");
+    let pause = files.path().join("pause");
+    std::fs::write(&pause, "0").expect("written");
+    let outcome: Outcome = Command::new(build::target().join("debug/muxflow-emulated-node"))
+        .args(["--gpus", "t4", "--", "sh", "-c", SCRIPT])
+        .env("MUXFLOW", muxflow())
+        .env("MUXFLOW_XCUDA", build::xcuda())
+        .env("WORKER", client("worker", &[]))
+        .env("PAUSE", &pause)
+        .env("BESIDE", if beside { "1" } else { "" })
+        .output()
+        .expect("it runs")
+        .into();
+    let words: Vec<&str> = outcome.stderr.split_whitespace().collect();
+    let count = words.windows(2).filter(|pair| pair[1].starts_with("launches"));
+    let count = count.filter_map(|pair| pair[0].parse().ok()).next();
+    count.unwrap_or_else(|| panic!("no report: {}{}", outcome.stdout, outcome.stderr))
+}
+
+#[test]
+fn a_load_limit_holds_the_job_back_while_another_process_fills_the_gpu() {
+    let (alone, beside) = (launches_under_a_load_limit(false), launches_under_a_load_limit(true));
+    assert!(alone > 40, "the job alone made {alone} launches");
+    assert!(beside * 4 < alone, "{beside} launches beside a full GPU, {alone} alone");
+}

@@ -1,6 +1,6 @@
 //! Our tables and layouts against NVIDIA's own headers, for CUDA 12 and 13: C that is compiled, and
 //! does not compile when one is wrong. And NVIDIA's real runtime over the stub driver, with and without
-//! the interposer in front.
+//! the interposer in front, up to its own refusal (103) of a driver that is not NVIDIA's.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -96,6 +96,7 @@ fn layouts(version: u32) -> String {
         ("CU_MEM_LOCATION_TYPE_DEVICE", 1),
         ("CU_GRAPH_NODE_TYPE_MEM_ALLOC", 10),
         ("CU_STREAM_CAPTURE_MODE_RELAXED", 2),
+        ("CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT", 2),
         ("CU_LIMIT_MALLOC_HEAP_SIZE", 2),
         (
             "CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM",
@@ -244,6 +245,9 @@ fn nvidias_static_runtime_behaves_the_same_with_the_interposer_in_front() {
             run(&mut job.command(&program, stub_driver()), &job.path("under"));
         assert!(asked.lines().count() > 300, "{version}: {} {}", plain.stdout, plain.stderr);
         assert_eq!(asked, asked_under, "{version}: the same look-ups in the same order");
+        // The last thing it asks for is the check, which nobody here answers; the refusal is its own.
+        assert!(asked.trim_end().lines().last().is_some_and(|line| line.starts_with("table ")));
+        assert!(plain.stdout.contains("count 103 -1\nmalloc 103\n"), "{version}: {}", plain.stdout);
         assert_eq!(plain.stdout, under.stdout, "{version}: {}", under.stderr);
         assert_eq!(plain.status, under.status);
         println!("{version}: {} look-ups, then {:?}", asked.lines().count(), plain.stdout);

@@ -296,3 +296,39 @@ fn it_needs_no_new_glibc() {
     assert!(newest <= Some(28), "needs glibc 2.{newest:?}");
     assert!(newest.is_some());
 }
+
+#[test]
+fn memory_of_a_graph_that_is_gone_counts_until_it_is_trimmed() {
+    let run = |keeps: bool, operations: &[&str]| -> muxflow_e2e::Outcome {
+        let job = Job::new(2 << 20);
+        let mut command = job.command(&client("client", &[]), stub_driver());
+        if keeps {
+            command.env("STUB_GRAPH_KEEPS", "1");
+        }
+        command.args(operations).output().expect("it runs").into()
+    };
+    let (all, half) = ("info 0 2097152 2097152", "info 0 1048576 2097152");
+    let given_back = ["init", "graph:0x100000", "info", "graphend", "info", "graphtrim", "info"];
+    let outcome = run(false, &given_back);
+    let seen = ["init 0", "graph 0", half, "graphend 0", all, "graphtrim 0", all];
+    assert_eq!(lines(&outcome), seen, "{}", outcome.stderr);
+    let outcome = run(true, &given_back);
+    let seen = ["init 0", "graph 0", half, "graphend 0", half, "graphtrim 0", all];
+    assert_eq!(lines(&outcome), seen, "{}", outcome.stderr);
+    // Where room is short it is trimmed for the program.
+    let outcome = run(true, &["init", "graph:0x100000", "graphend", "alloc:0x180000", "info"]);
+    let seen = ["init 0", "graph 0", "graphend 0", "alloc 0", "info 0 524288 2097152"];
+    assert_eq!(lines(&outcome), seen, "{}", outcome.stderr);
+}
+
+#[test]
+fn a_program_that_waits_for_each_kernel_tells_how_long_one_takes() {
+    let job = Job::new(1 << 20);
+    let mut command = job.command(&client("client", &[]), stub_driver());
+    command.env("STUB_KERNEL_US", "3000").args(["init", "paced:60", "ready"]);
+    let outcome: muxflow_e2e::Outcome = command.output().expect("it runs").into();
+    assert!(outcome.stdout.contains("paced 0"), "{}{}", outcome.stdout, outcome.stderr);
+    let each_ns = job.block.processes()[0].ns_per_launch;
+    // A busy machine wakes the program late, and lets a kernel run before the program waits for it.
+    assert!((500_000..60_000_000).contains(&each_ns), "{each_ns} ns instead of 3 ms");
+}

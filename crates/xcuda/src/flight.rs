@@ -147,6 +147,12 @@ pub(crate) fn total() -> u64 {
         .sum()
 }
 
+/// Launches of other threads in flight, as far as they are marked.
+pub(crate) fn elsewhere(record: &Record) -> u64 {
+    let own: u64 = (0..record.used_entries().len()).map(|index| outstanding(record, index)).sum();
+    total().saturating_sub(own)
+}
+
 /// Launches of this thread that were seen to end, wrapping.
 pub(crate) fn done(record: &Record) -> u32 {
     let words = (0..record.used_entries().len()).filter_map(|index| word(record, index));

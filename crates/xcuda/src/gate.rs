@@ -9,7 +9,9 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use muxflow_abi::control::Gate;
 use muxflow_abi::control::rhythm;
-use muxflow_abi::cuda::result::{CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_SYSTEM_NOT_READY};
+use muxflow_abi::cuda::result::{
+    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_SYSTEM_NOT_READY, CUDA_SUCCESS,
+};
 use muxflow_abi::cuda::{CUresult, CUstream};
 
 use crate::process::{self, Control};
@@ -353,14 +355,39 @@ fn time_kernels(control: &Control, record: &Record, now_ns: u64, done: u32) {
     let from_ns = record.seen_ns.swap(now_ns, Ordering::Relaxed);
     let from = record.seen_done.swap(done, Ordering::Relaxed);
     let kernels = u64::from(done.wrapping_sub(from));
-    let (Some(mine), 1..) = (control.mine(), kernels) else { return };
-    if from_ns == 0 || kernels > u64::from(u32::MAX / 2) {
-        return;
+    if from_ns != 0 && kernels <= u64::from(u32::MAX / 2) {
+        learn(control, now_ns.saturating_sub(from_ns), kernels);
     }
-    let each_ns = now_ns.saturating_sub(from_ns) / kernels;
+}
+
+/// So many kernels took so long: told smoothed, for the agent to turn a share of time into a rate.
+fn learn(control: &Control, took_ns: u64, kernels: u64) {
+    let (Some(mine), Some(each_ns)) = (control.mine(), took_ns.checked_div(kernels)) else {
+        return;
+    };
     let old_ns = mine.ns_per_launch.load(Ordering::Relaxed);
     let new_ns = if old_ns == 0 { each_ns } else { (old_ns * 7 + each_ns) / 8 };
     mine.ns_per_launch.store(new_ns, Ordering::Relaxed);
+}
+
+/// Lets a call wait for the device. A program that waits for each kernel never fills the pipe, so no
+/// two marks tell how long one takes; what it waits here after a launch or a few does, if nothing of
+/// another thread is in flight. It is a little less than the truth: the kernels run since their launch.
+pub(crate) fn synchronise(wait: impl FnOnce() -> CUresult) -> CUresult {
+    // SAFETY: null, or this thread's record, which lives for ever.
+    let Some(record) = (unsafe { record::mine().as_ref() }) else { return wait() };
+    let launches = record.total();
+    let kernels = launches.wrapping_sub(record.synchronised.swap(launches, Ordering::Relaxed));
+    let told = (1..=u64::from(flight::MARK)).contains(&kernels) && flight::elsewhere(record) == 0;
+    if !told {
+        return wait();
+    }
+    let from_ns = sys::now_ns();
+    let result = wait();
+    if let (CUDA_SUCCESS, Some(control)) = (result, process::control()) {
+        learn(&control, sys::now_ns().saturating_sub(from_ns), kernels);
+    }
+    result
 }
 
 /// A thread too many to have a record: paid and commanded like the others, launch by launch.

@@ -1,13 +1,14 @@
 //! Graphs: a launch costs as many kernels as the graph has, and allocation nodes are charged when
-//! they are added, to the graph and to what is made of it.
+//! they are added, to the graph and to what is made of it. The driver keeps memory of graphs that are
+//! gone; that stays charged until it is trimmed, which we do ourselves when room is short.
 
 use core::ffi::{c_char, c_int, c_void};
 
 use muxflow_abi::cuda::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use muxflow_abi::cuda::{
-    CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEM_ALLOC,
-    CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUgraph, CUgraphExec, CUgraphNode,
-    CUgraphNodeParams, CUresult,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_KERNEL,
+    CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS,
+    CUdevice, CUgraph, CUgraphExec, CUgraphNode, CUgraphNodeParams, CUresult,
 };
 
 use crate::hook::peek;
@@ -76,11 +77,59 @@ fn instantiate(out: *mut CUgraphExec, graph: CUgraph, call: impl FnOnce() -> CUr
         // The charge moves from the plan to what is made of it, once.
         if HELD.remove(key(Kind::Graph, graph as u64)).is_some() {
             quota::hold(Kind::GraphExec, exec as u64, device, bytes);
+            live(device, bytes);
         } else if let Ok(charged) = quota::charge(device, bytes) {
             quota::hold(Kind::GraphExec, exec as u64, device, charged);
+            live(device, charged);
         }
+        settle(device);
     }
     result
+}
+
+/// What the executable graphs of a device hold, after a change (wrapping, so that it can go down).
+fn live(device: usize, change: u64) -> u64 {
+    let note = key(Kind::GraphLive, device as u64 + 1);
+    HELD.add(note, change).unwrap_or_else(|| {
+        HELD.insert(note, change);
+        change
+    })
+}
+
+/// Charges what the driver keeps for graphs beyond what the living ones hold.
+fn settle(device: usize) {
+    let Some(ordinal) = quota::ordinal(device) else { return };
+    let mut reserved = 0_u64;
+    let place = (&raw mut reserved).cast::<c_void>();
+    let asked = driver!(cuDeviceGetGraphMemAttribute(
+        ordinal => CUdevice,
+        CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT => c_int,
+        place => *mut c_void,
+    ));
+    if asked != CUDA_SUCCESS {
+        return;
+    }
+    let kept = reserved.saturating_sub(live(device, 0));
+    let note = key(Kind::GraphKept, device as u64 + 1);
+    let before = HELD.replace(note, quota::pack(device, kept)).map(quota::unpack);
+    if before.is_none() && kept > 0 {
+        HELD.insert(note, quota::pack(device, kept));
+    }
+    let before = before.map_or(0, |(_, bytes)| bytes);
+    if kept > before {
+        quota::charge_always(device, kept - before);
+    } else {
+        quota::uncharge(device, before - kept);
+    }
+}
+
+/// Lets the driver give back what it keeps of graphs that are gone.
+pub(crate) fn trim(device: usize) {
+    let kept = HELD.get(key(Kind::GraphKept, device as u64 + 1)).map_or(0, |v| quota::unpack(v).1);
+    if let (1.., Some(ordinal)) = (kept, quota::ordinal(device)) {
+        driver!(cuDeviceGraphMemTrim(ordinal => CUdevice));
+        settle(device);
+    }
 }
 
 /// What a launch of this graph costs, in kernels.
@@ -193,8 +242,19 @@ hooks! {
         let result = real(exec);
         if result == CUDA_SUCCESS {
             HELD.remove(key(Kind::GraphCost, exec as u64));
-            quota::let_go(Kind::GraphExec, exec as u64);
+            let held = HELD.remove(key(Kind::GraphExec, exec as u64)).map(quota::unpack);
+            if let Some((device, bytes)) = held {
+                live(device, bytes.wrapping_neg());
+                settle(device);
+                quota::uncharge(device, bytes);
+            }
         }
+        result
+    }
+
+    fn cuDeviceGraphMemTrim(device: CUdevice) |real| {
+        let result = real(device);
+        settle(quota::place(device));
         result
     }
 
@@ -205,5 +265,4 @@ hooks! {
         }
         result
     }
-
 }

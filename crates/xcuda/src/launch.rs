@@ -1,11 +1,12 @@
-//! Every way to start kernels, through one gate.
+//! Every way to start kernels, through one gate; and the calls that wait for them, which tell how long
+//! kernels take.
 
 use core::ffi::{c_int, c_uint, c_void};
 
 use muxflow_abi::cuda::result::CUDA_ERROR_NOT_FOUND;
 use muxflow_abi::cuda::{
-    CU_STREAM_PER_THREAD, CUDA_LAUNCH_PARAMS, CUfunction, CUgraphExec, CUlaunchConfig, CUresult,
-    CUstream,
+    CU_STREAM_PER_THREAD, CUDA_LAUNCH_PARAMS, CUcontext, CUevent, CUfunction, CUgraphExec,
+    CUlaunchConfig, CUresult, CUstream,
 };
 
 use crate::hook::{Hook, peek};
@@ -23,79 +24,54 @@ const LEGACY: CUstream = core::ptr::null_mut();
 /// The commonest launch, in two functions: while the gate is open it is a few loads and a jump with the
 /// arguments as they lie, for nothing else in it makes a call or needs a frame.
 macro_rules! plain_launch {
-    ($name:ident, $slow:ident, $own:expr) => {
+    (
+        fn $name:ident, $slow:ident($($arg:ident: $ty:ty),* $(,)?)
+        kernel $function:ident, stream $stream:expr
+    ) => {
         #[expect(non_snake_case, reason = "the driver's name")]
-        unsafe extern "C" fn $name(
-            function: CUfunction,
-            gx: c_uint,
-            gy: c_uint,
-            gz: c_uint,
-            bx: c_uint,
-            by: c_uint,
-            bz: c_uint,
-            shared: c_uint,
-            stream: CUstream,
-            parameters: *mut *mut c_void,
-            extra: *mut *mut c_void,
-        ) -> CUresult {
-            type Launch = unsafe extern "C" fn(
-                CUfunction,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                CUstream,
-                *mut *mut c_void,
-                *mut *mut c_void,
-            ) -> CUresult;
+        unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
+            type Launch = unsafe extern "C" fn($($ty),*) -> CUresult;
             let known = crate::real::known(index::$name);
-            let open = !known.is_null() && gate::is_open(function as usize, $own(stream));
+            let open = !known.is_null() && gate::is_open($function as usize, $stream);
             // SAFETY: the driver's function of this name (held to cuda.h by the header test) or our
             // own, with the program's arguments.
             unsafe {
                 let next = if open { core::mem::transmute::<*const c_void, Launch>(known) } else { $slow };
-                next(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
+                next($($arg),*)
             }
         }
 
         #[cold]
         #[inline(never)]
-        unsafe extern "C" fn $slow(
-            function: CUfunction,
-            gx: c_uint,
-            gy: c_uint,
-            gz: c_uint,
-            bx: c_uint,
-            by: c_uint,
-            bz: c_uint,
-            shared: c_uint,
-            stream: CUstream,
-            parameters: *mut *mut c_void,
-            extra: *mut *mut c_void,
-        ) -> CUresult {
+        unsafe extern "C" fn $slow($($arg: $ty),*) -> CUresult {
             if crate::real::function(index::$name).is_null() {
                 return CUDA_ERROR_NOT_FOUND;
             }
-            gate::pass_slowly(function as usize, $own(stream), 1, || {
-                driver!($name(
-                    function => CUfunction,
-                    gx => c_uint, gy => c_uint, gz => c_uint,
-                    bx => c_uint, by => c_uint, bz => c_uint,
-                    shared => c_uint,
-                    stream => CUstream,
-                    parameters => *mut *mut c_void,
-                    extra => *mut *mut c_void,
-                ))
-            })
+            gate::pass_slowly($function as usize, $stream, 1, || driver!($name($($arg => $ty),*)))
         }
     };
 }
 
-plain_launch!(cuLaunchKernel, wait, core::convert::identity);
-plain_launch!(cuLaunchKernel_ptsz, wait_per_thread, per_thread);
+/// Both variants: they differ in the stream that null means.
+macro_rules! plain_launches {
+    ($function:ident, $stream:ident, $arguments:tt) => {
+        plain_launches!(@one cuLaunchKernel, wait, $arguments, $function, $stream);
+        plain_launches!(@one cuLaunchKernel_ptsz, wait_per_thread, $arguments, $function, per_thread($stream));
+    };
+    (@one $name:ident, $slow:ident, ($($arguments:tt)*), $function:ident, $stream:expr) => {
+        plain_launch! { fn $name, $slow($($arguments)*) kernel $function, stream $stream }
+    };
+}
+
+plain_launches!(function, stream, (
+    function: CUfunction,
+    gx: c_uint, gy: c_uint, gz: c_uint,
+    bx: c_uint, by: c_uint, bz: c_uint,
+    shared: c_uint,
+    stream: CUstream,
+    parameters: *mut *mut c_void,
+    extra: *mut *mut c_void,
+));
 
 /// The handlers of the commonest launch.
 pub(crate) static PLAIN: &[Hook] = &[
@@ -185,5 +161,21 @@ hooks! {
         stream: CUstream,
     ) |real| {
         gate::pass(function as usize, stream, || real(function, width, height, stream))
+    }
+
+    fn cuStreamSynchronize | cuStreamSynchronize_ptsz(stream: CUstream) |real| {
+        gate::synchronise(|| real(stream))
+    }
+
+    fn cuCtxSynchronize() |real| {
+        gate::synchronise(real)
+    }
+
+    fn cuCtxSynchronize_v2(context: CUcontext) |real| {
+        gate::synchronise(|| real(context))
+    }
+
+    fn cuEventSynchronize(event: CUevent) |real| {
+        gate::synchronise(|| real(event))
     }
 }

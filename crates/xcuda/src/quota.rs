@@ -9,7 +9,7 @@ use muxflow_abi::cuda::{CUresult, CUuuid};
 
 use crate::map::Map;
 use crate::process::InHand;
-use crate::{notes, pool, process, sys};
+use crate::{graph, notes, pool, process, sys};
 
 /// What a handle in [`HELD`] is: kept in the key's top byte, so that handles and addresses of
 /// different kinds cannot meet.
@@ -38,6 +38,10 @@ pub(crate) enum Kind {
     /// A graph that can be launched: its kernels.
     GraphCost = 14,
     Context = 15,
+    /// A device, plus one: what its executable graphs hold.
+    GraphLive = 16,
+    /// A device, plus one: what the driver keeps of graphs that are gone.
+    GraphKept = 17,
 }
 
 /// Everything that this process holds, but for the plain memory in [`notes`].
@@ -102,6 +106,7 @@ fn retry(device: usize, bytes: u64) -> bool {
     }
     process::reclaim_dead(control.job);
     pool::refresh_all();
+    graph::trim(device);
     control.job.recall(device, sys::barrier_everywhere, || sys::sleep_ns(50_000));
     for attempt in 0..TRIES {
         if control.job.charge(device, control.slot, bytes, quota) {
@@ -261,9 +266,16 @@ pub(crate) fn forget_device(device: usize) {
     HELD.drain(
         |key, value| {
             let kind = key >> 56;
-            let in_context = [Kind::Memory, Kind::Array, Kind::External, Kind::Ipc, Kind::Module]
-                .iter()
-                .any(|&of| of as u64 == kind);
+            let in_context = [
+                Kind::Memory,
+                Kind::Array,
+                Kind::External,
+                Kind::Ipc,
+                Kind::Module,
+                Kind::GraphKept,
+            ]
+            .iter()
+            .any(|&of| of as u64 == kind);
             in_context && unpack(value).0 == device
         },
         |_, value| {
@@ -321,6 +333,12 @@ pub(crate) fn place(device: i32) -> usize {
         0 => find_place(device, ordinal),
         place => place as usize - 1,
     }
+}
+
+/// The device of this process that has a place in the control block; nothing before it was used.
+pub(crate) fn ordinal(place: usize) -> Option<i32> {
+    let here = |known: &AtomicU32| known.load(Ordering::Relaxed) as usize == place + 1;
+    PLACES.iter().position(here).and_then(|at| i32::try_from(at).ok())
 }
 
 #[cold]

@@ -46,6 +46,8 @@ pub(crate) struct Record {
     /// launches had ended then.
     pub(crate) seen_ns: AtomicU64,
     pub(crate) seen_done: AtomicU32,
+    /// Launches made when this thread last waited for the device.
+    pub(crate) synchronised: AtomicU64,
     /// The context generation that the entries are of.
     pub(crate) epoch: AtomicU32,
     /// The thread; zero: free.
@@ -182,6 +184,7 @@ fn take(record: &Record, tid: u32) -> bool {
     record.launched.store(0, Ordering::Relaxed);
     record.stream.store(0, Ordering::Relaxed);
     record.seen_ns.store(0, Ordering::Relaxed);
+    record.synchronised.store(0, Ordering::Relaxed);
     true
 }
 
