@@ -38,7 +38,7 @@ static void *look_up(const char *name) {
 }
 #define CALL(name, ...) ((int (*)())look_up(#name))(__VA_ARGS__)
 
-static u64 pointers[200000], graph, exec; static int count;
+static u64 pointers[200000], graph, exec, context; static int count;
 static volatile int told;
 static void on_signal(int s) { told = s; }
 static void on_signal_exit(int s) { (void)s; _exit(7); }
@@ -90,7 +90,9 @@ int main(int argc, char **argv) {
             int r = CALL(cuInit, 0); u64 c; r |= CALL(cuDevicePrimaryCtxRetain, &c, 0); r |= CALL(cuCtxSetCurrent, c);
             launch = (int (*)())look_up("cuLaunchKernel");
             printf("init %d\n", r);
-        } else if (!strcmp(op, "ctx")) { u64 c; printf("ctx %d\n", CALL(cuCtxCreate_v2, &c, 0, 0)); }
+        } else if (!strcmp(op, "ctx")) printf("ctx %d\n", CALL(cuCtxCreate_v2, &context, 0, 0));
+        else if (!strcmp(op, "ctxend")) printf("ctxend %d\n", CALL(cuCtxDestroy_v2, context));
+        else if (!strcmp(op, "release")) printf("release %d\n", CALL(cuDevicePrimaryCtxRelease_v2, 0));
         else if (!strcmp(op, "alloc")) { int r = CALL(cuMemAlloc_v2, &pointers[count], (size_t)n); if (!r) count++; printf("alloc %d\n", r); }
         else if (!strcmp(op, "free")) { int r = count ? CALL(cuMemFree_v2, pointers[--count]) : -1; printf("free %d\n", r); }
         else if (!strcmp(op, "pairs")) { int r = 0; u64 p; while (n--) { r |= CALL(cuMemAlloc_v2, &p, (size_t)4096); r |= CALL(cuMemFree_v2, p); } printf("pairs %d\n", r); }

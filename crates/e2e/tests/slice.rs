@@ -1,6 +1,7 @@
 //! Quota, gate, look-up and the safe side, over the stub driver.
 
 use std::io::BufRead;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use muxflow_abi::control::{AgentPart, Gate, Limits, Settings};
@@ -331,4 +332,28 @@ fn a_program_that_waits_for_each_kernel_tells_how_long_one_takes() {
     let each_ns = job.block.processes()[0].ns_per_launch;
     // A busy machine wakes the program late, and lets a kernel run before the program waits for it.
     assert!((500_000..60_000_000).contains(&each_ns), "{each_ns} ns instead of 3 ms");
+}
+
+#[test]
+fn what_a_living_context_holds_stays_charged_when_another_one_goes() {
+    let (half, all) = ("info 0 524288 1048576", "info 0 1048576 1048576");
+    for (first, second) in [("release", "ctxend"), ("ctxend", "release")] {
+        let job = Job::new(1 << 20);
+        let outcome =
+            job.run(&["init", "ctx", "alloc:0x80000", first, "info", second, "info", "_exit:0"]);
+        let told = lines(&outcome).into_iter().filter(|line| line.starts_with("info"));
+        assert_eq!(told.collect::<Vec<_>>(), [half, all], "{first} first: {}", outcome.stderr);
+    }
+}
+
+#[test]
+fn without_its_threads_nothing_is_launched() {
+    let job = Job::new(1 << 20);
+    let mut command = job.command(Path::new("sh"), stub_driver());
+    // Stacks larger than all the memory that there may be: no thread can be started.
+    let limits = "ulimit -s 1048576 && ulimit -v 800000 && exec \"$0\" init launch:3";
+    let outcome = command.args(["-c", limits]).arg(client("client", &[])).output();
+    let outcome: muxflow_e2e::Outcome = outcome.expect("it runs").into();
+    assert!(outcome.stdout.contains("launch 802 "), "{} {}", outcome.stdout, outcome.stderr);
+    assert!(outcome.stderr.contains("cannot start a thread"), "{}", outcome.stderr);
 }

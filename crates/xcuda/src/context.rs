@@ -84,7 +84,20 @@ fn destroyed(context: CUcontext) {
     let device = quota::device_of(Kind::Context, context as u64);
     quota::let_go(Kind::Context, context as u64);
     flight::context_lost();
-    if let (Some(device), false) = (device, any()) {
+    if let Some(device) = device {
+        forget_if_last(device);
+    }
+}
+
+/// Gives back all that lies on a device, if no context of this process is left there. As long as one
+/// is, what the others held is not told apart from what it holds, and stays charged.
+fn forget_if_last(device: usize) {
+    let made = MADE.iter().map(|made| made.load(Ordering::Acquire) as u64);
+    let mut made = made.filter(|&context| context != 0);
+    let primary = PRIMARY.iter().zip(0..).any(|(retained, ordinal)| {
+        retained.load(Ordering::Acquire) != 0 && quota::place(ordinal) == device
+    });
+    if !primary && !made.any(|at| quota::device_of(Kind::Context, at) == Some(device)) {
         quota::forget_device(device);
     }
 }
@@ -103,8 +116,8 @@ fn primary_released(device: CUdevice, all: bool) {
     if left == 0 {
         let place = quota::place(device);
         quota::let_go(Kind::Context, primary_key(device));
-        quota::forget_device(place);
         flight::context_lost();
+        forget_if_last(place);
     }
 }
 

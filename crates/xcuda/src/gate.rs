@@ -115,6 +115,9 @@ fn slow(function: usize, stream: CUstream, cost: u64) -> Pass {
         return Pass::Go;
     }
     worker::ensure();
+    if worker::is_unwatched() {
+        return Pass::Refused(CUDA_ERROR_SYSTEM_NOT_READY);
+    }
     let pass = wait_for_turn(&control, stream, cost);
     if let (Pass::Go | Pass::Alone, Some(record)) = (&pass, record::claim()) {
         if record.rhythm.load(Ordering::Relaxed).is_null()

@@ -35,6 +35,9 @@ static STOP_BY_DEFAULT: AtomicU32 = AtomicU32::new(0);
 /// Whether the heartbeat was late when the worker last looked.
 static LATE: AtomicU32 = AtomicU32::new(0);
 
+/// Not zero: a thread is missing.
+static UNWATCHED: AtomicU32 = AtomicU32::new(0);
+
 /// The hands' order book: what is asked for, and how many were done.
 static ASKED: AtomicU32 = AtomicU32::new(0);
 static TASK: AtomicU32 = AtomicU32::new(0);
@@ -94,15 +97,24 @@ pub(crate) fn ensure() {
         STOP.store(0, Ordering::Release);
         DONE.store(ASKED.load(Ordering::Relaxed), Ordering::Release);
         gate::attend();
-        start(work);
-        start(serve);
-        signal::arm();
+        let watched = start(work) && start(serve);
+        UNWATCHED.store(u32::from(!watched), Ordering::Release);
+        if watched {
+            signal::arm();
+        } else {
+            sys::say("cannot start a thread: kernel launches are refused");
+        }
     }
     STARTED.store(slot, Ordering::Relaxed);
 }
 
-/// Starts a thread that no signal is delivered to.
-fn start(body: extern "C" fn(*mut c_void) -> *mut c_void) {
+/// Whether the threads could not be started: nobody would heed a dead agent, a drain or a signal.
+pub(crate) fn is_unwatched() -> bool {
+    UNWATCHED.load(Ordering::Acquire) != 0
+}
+
+/// Starts a thread that no signal is delivered to; says whether it runs.
+fn start(body: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
     type Create = unsafe extern "C" fn(
         *mut libc::pthread_t,
         *const libc::pthread_attr_t,
@@ -111,7 +123,7 @@ fn start(body: extern "C" fn(*mut c_void) -> *mut c_void) {
     ) -> c_int;
     let create = elf::libc_function(c"pthread_create");
     if create.is_null() {
-        return;
+        return false;
     }
     let everything = u64::MAX;
     let mut before = 0_u64;
@@ -132,9 +144,7 @@ fn start(body: extern "C" fn(*mut c_void) -> *mut c_void) {
         )
     };
     mask(2, &raw const before, core::ptr::null_mut());
-    if failed != 0 {
-        sys::say("cannot start a thread: signals and drains will not be handled");
-    }
+    failed == 0
 }
 
 /// Asks the hands for something and waits, at most so long; says whether it was done.
