@@ -33,7 +33,6 @@ fn also_where_room_is_short_and_they_take_it_from_each_other() {
 
 /// A container's processes name themselves by ids of their own: the agent finds them by these.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that the kernel does not allow must be seen")]
 fn the_death_of_a_process_in_another_id_namespace_is_seen() {
     let job = Job::new(1 << 30);
     let agent = muxflow_agent::control_block::ControlBlock::open(job.block.directory());
