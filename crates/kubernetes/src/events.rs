@@ -1,10 +1,60 @@
 //! Events on pods, from whoever acts on them.
 
+use std::sync::Arc;
+
+use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
 use crate::scheduler::pods::PodName;
+
+/// How many events that can wait are under way at once.
+const PARALLEL: usize = 4;
+
+/// Says things of which nobody waits for the end, in the background, while others act. What is still
+/// unsaid when the program ends stays so.
+pub(crate) struct Later(UnboundedSender<Said>);
+
+struct Said {
+    pod: PodName,
+    reason: &'static str,
+    action: &'static str,
+    note: String,
+}
+
+impl Later {
+    pub(crate) fn new(teller: Arc<Teller>) -> Self {
+        let (say, said) = unbounded_channel();
+        tokio::spawn(publish(teller, said));
+        Later(say)
+    }
+
+    pub(crate) fn tell(
+        &self,
+        pod: PodName,
+        reason: &'static str,
+        action: &'static str,
+        note: String,
+    ) {
+        // The other side ends only after this one.
+        drop(self.0.send(Said { pod, reason, action, note }));
+    }
+}
+
+async fn publish(teller: Arc<Teller>, said: UnboundedReceiver<Said>) {
+    let all = futures::stream::unfold(said, |mut said| async move {
+        let next = said.recv().await?;
+        Some((next, said))
+    });
+    let teller = &*teller;
+    all.for_each_concurrent(PARALLEL, |said| async move {
+        teller.tell(&said.pod, EventType::Normal, said.reason, said.action, &said.note).await;
+    })
+    .await;
+}
 
 /// Writes events in the name of one program.
 pub(crate) struct Teller(Recorder);

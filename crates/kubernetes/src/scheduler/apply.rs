@@ -21,7 +21,7 @@ use serde_json::json;
 use super::decide::Action;
 use super::pods::PodName;
 use super::snapshot::Assumed;
-use crate::events::Teller;
+use crate::events::{Later, Teller};
 
 /// How many requests are under way at once.
 const PARALLEL: usize = 16;
@@ -29,7 +29,8 @@ const PARALLEL: usize = 16;
 /// Sends requests as long as this replica may act.
 pub(crate) struct Hands {
     client: Client,
-    teller: Teller,
+    teller: Arc<Teller>,
+    later: Later,
     /// What each pod was last told, so that nothing is told twice. Lost on a restart; then the pod's
     /// own condition says what it was told.
     told: BTreeMap<String, String>,
@@ -44,6 +45,9 @@ pub(crate) struct Outcome {
     pub(crate) evicted: usize,
     /// Requests that were refused or failed; worth another cycle soon.
     pub(crate) failed: usize,
+    /// Requests that were not sent, because the time to act was over; the next cycle sends what is
+    /// still right.
+    pub(crate) postponed: usize,
 }
 
 enum Answer {
@@ -52,6 +56,7 @@ enum Answer {
     Told(String, String),
     Nothing,
     Failed,
+    Postponed,
 }
 
 impl std::fmt::Debug for Hands {
@@ -62,8 +67,8 @@ impl std::fmt::Debug for Hands {
 
 impl Hands {
     pub(crate) fn new(client: Client, identity: &str) -> Self {
-        let teller = Teller::new(client.clone(), "muxflow-scheduler", identity);
-        Hands { teller, client, told: BTreeMap::new() }
+        let teller = Arc::new(Teller::new(client.clone(), "muxflow-scheduler", identity));
+        Hands { later: Later::new(Arc::clone(&teller)), teller, client, told: BTreeMap::new() }
     }
 
     /// Sends all requests, none after `until`, each with at most `patience` for its answer.
@@ -83,7 +88,7 @@ impl Hands {
         let answers: Vec<Answer> = futures::stream::iter(actions)
             .map(|action| async move {
                 if Instant::now() >= until {
-                    return Answer::Failed; // Another replica may act by now.
+                    return Answer::Postponed; // Another replica may act by now.
                 }
                 let request = this.send(action, by_uid);
                 match tokio::time::timeout(patience, request).await {
@@ -107,6 +112,7 @@ impl Hands {
                 }
                 Answer::Nothing => {}
                 Answer::Failed => outcome.failed += 1,
+                Answer::Postponed => outcome.postponed += 1,
             }
         }
         outcome
@@ -159,7 +165,7 @@ impl Hands {
         match answer {
             Ok(_) => {
                 let note = format!("bound to GPU {gpu} on node {node}");
-                self.event(&pod, EventType::Normal, "Scheduled", "Binding", &note).await;
+                self.later.tell(pod.clone(), "Scheduled", "Binding", note);
                 Answer::Bound(pod, Assumed { node, gpu })
             }
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {

@@ -92,6 +92,8 @@ pub const LEASE: &str = "muxflow-scheduler";
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A cycle runs at least this often: a status grows old without any change.
 const TICK: Duration = Duration::from_secs(5);
+/// Between two cycles of one long piece of work.
+const SOON: Duration = Duration::from_millis(50);
 /// When to try again what was refused.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -192,19 +194,25 @@ impl<'a> Leader<'a> {
         let mut reschedule_at = Instant::now() + interval;
         let changed = self.watches.changed.clone();
         let mut wait = Duration::ZERO;
+        let mut settle = self.settings.settle;
         loop {
             tokio::select! {
                 () = changed.notified() => {}
                 () = tokio::time::sleep(wait) => {}
             }
-            tokio::time::sleep(self.settings.settle).await;
+            tokio::time::sleep(settle).await;
             let Some(until) = current(valid) else { return Ok(()) };
             let reschedule = Instant::now() >= reschedule_at;
             if reschedule {
                 reschedule_at = Instant::now() + interval;
             }
             let outcome = self.cycle(reschedule, until).await?;
-            wait = if outcome.failed > 0 { RETRY } else { TICK };
+            // What was postponed for the lease's sake goes on at once.
+            (wait, settle) = match (outcome.postponed, outcome.failed) {
+                (1.., _) => (Duration::ZERO, SOON),
+                (0, 1..) => (RETRY, self.settings.settle),
+                (0, 0) => (TICK, self.settings.settle),
+            };
             wait = wait.min(reschedule_at.saturating_duration_since(Instant::now()));
         }
     }
@@ -234,6 +242,7 @@ impl<'a> Leader<'a> {
             bound = outcome.bound.len(),
             evicted = outcome.evicted,
             failed = outcome.failed,
+            postponed = outcome.postponed,
             plan_ms = planned.as_secs_f64() * 1e3,
             cycle_ms = started.elapsed().as_secs_f64() * 1e3,
             "a cycle"
