@@ -2,8 +2,9 @@
 //!
 //! [`resource`] has the custom resources through which the agents tell what their GPUs are like,
 //! [`scheduler`] turns them and the pods into a snapshot, lets `policy` plan it and carries the plan
-//! out, [`node`] is the agent's side of a node and [`device`] what it tells the kubelet, [`manifest`] writes what is to be installed, and [`mod@connect`] makes clients. [`names`] lists every
-//! name used.
+//! out, [`node`] is the agent's side of a node, [`device`] and [`dra`] what it tells the kubelet,
+//! [`manifest`] writes what is to be installed, and [`mod@connect`] makes clients. [`names`] lists
+//! every name used.
 //!
 //! Absent on purpose: no cluster protocol of its own, no decisions (they are in `policy`), no state
 //! that cannot be rebuilt from the API server.
@@ -12,6 +13,7 @@
 
 pub mod connect;
 pub mod device;
+pub mod dra;
 mod error;
 mod events;
 pub mod manifest;
@@ -20,5 +22,6 @@ pub mod node;
 mod quantity;
 pub mod resource;
 pub mod scheduler;
+mod whole_file;
 
 pub use error::Error;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +20,7 @@ use crate::names;
 use crate::node::executor::LocalGpu;
 use crate::node::ground::Ground;
 use crate::node::placed::{self, Placed};
+use crate::whole_file;
 
 /// How long the watch of pods may lag behind the kubelet, and the kubelet's list behind its calls.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -75,7 +75,7 @@ impl DevicePlugin {
     }
 
     fn prefer(&self, request: &PreferredRequest) -> PreferredResponse {
-        let placed = placed::all(&self.ground.pods);
+        let placed = self.ground.placed();
         let served = self.ground.attached();
         let containers = request
             .containers
@@ -112,7 +112,7 @@ impl DevicePlugin {
         let now = jiff::Timestamp::now().as_microsecond();
         let name = format!("{device}.{now}");
         let file = self.ground.place_file(device);
-        write(&file, name.as_bytes())?;
+        whole_file::write(&file, name.as_bytes()).map_err(Status::internal)?;
         let full = format!("{}={name}", names::OFFLINE_RESOURCE);
         let cdi_devices = vec![CdiDevice { name: full }];
         Ok(ContainerAllocation { cdi_devices, ..ContainerAllocation::default() })
@@ -124,7 +124,7 @@ impl DevicePlugin {
         let served = self.ground.attached();
         let expected = patiently(|| {
             let waiting = |p: &Placed| p.gpu.as_str() == device && !served.contains(&p.job);
-            placed::all(&self.ground.pods).into_iter().find(|p| waiting(p))
+            self.ground.placed().into_iter().find(|p| waiting(p))
         });
         let expected = expected.await.ok_or_else(|| {
             Status::failed_precondition(format!(
@@ -158,7 +158,7 @@ impl DevicePlugin {
         })?;
         let spec = injection.cdi(names::OFFLINE_RESOURCE, &promised);
         let file = folder.join(format!("muxflow.dev-offline-{}.json", encode(device)));
-        write(&file, spec.to_string().as_bytes())?;
+        whole_file::write(&file, spec.to_string().as_bytes()).map_err(Status::internal)?;
         if placed.gpu.as_str() != device {
             tracing::info!(pod = placed.pod.path(), gpu = %placed.gpu, place = device, "the kubelet gave another place; the GPU is the planned one");
         }
@@ -286,7 +286,8 @@ fn preferred(
     chosen
 }
 
-async fn patiently<T>(look: impl Fn() -> Option<T>) -> Option<T> {
+/// Asks again until there is an answer, for a while.
+pub(crate) async fn patiently<T>(look: impl Fn() -> Option<T>) -> Option<T> {
     let began = Instant::now();
     loop {
         let found = look();
@@ -295,15 +296,4 @@ async fn patiently<T>(look: impl Fn() -> Option<T>) -> Option<T> {
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
-}
-
-/// Whole or not at all: a runtime may read at any moment.
-fn write(path: &Path, text: &[u8]) -> Result<(), Status> {
-    let failed = |error| Status::internal(format!("cannot write {}: {error}", path.display()));
-    let beside = path.with_extension("new");
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(failed)?;
-    }
-    fs::write(&beside, text).map_err(failed)?;
-    fs::rename(&beside, path).map_err(failed)
 }

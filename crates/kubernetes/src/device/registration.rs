@@ -32,7 +32,7 @@ pub struct Plugin {
 }
 
 /// Which file this is: a file that was deleted and made again is another one.
-fn identity(path: &Path) -> Option<(u64, u64, i64, i64)> {
+pub(crate) fn identity(path: &Path) -> Option<(u64, u64, i64, i64)> {
     let meta = std::fs::metadata(path).ok()?;
     Some((meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()))
 }
@@ -109,7 +109,8 @@ impl Plugin {
     }
 }
 
-async fn pause(stop: &mut watch::Receiver<bool>, time: Duration) {
+/// Waits, or until everything ends.
+pub(crate) async fn pause(stop: &mut watch::Receiver<bool>, time: Duration) {
     // Whichever comes first; a sender that is gone means that everything ends.
     drop(tokio::time::timeout(time, stop.wait_for(|stop| *stop)).await);
 }

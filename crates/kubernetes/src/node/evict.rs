@@ -14,7 +14,6 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 
 use super::ground::{Attached, Ground, Wish};
-use super::placed;
 use crate::events::Teller;
 use crate::resource::State;
 
@@ -73,7 +72,7 @@ impl Evictor {
         else {
             return;
         };
-        let living = placed::all(&self.ground.pods).into_iter().find(|p| p.job == *job);
+        let living = self.ground.placed().into_iter().find(|p| p.job == *job);
         let Some(pod) = living.filter(|p| !p.leaving) else {
             self.wanted.remove(job);
             return;

@@ -14,10 +14,11 @@ use muxflow_types::JobId;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::executor::Executor;
-use super::placed::Placed;
+use super::placed::{self, Placed};
 use crate::device::grpc;
 use crate::device::inject::HostPaths;
 use crate::device::wire::{Empty, Holders, LIST_HOLDERS};
+use crate::dra::claims;
 use crate::scheduler::pods::PodName;
 
 /// A guest that must leave.
@@ -52,6 +53,8 @@ pub struct Ground {
     pub(crate) state: PathBuf,
     pub(crate) pod_resources: PathBuf,
     pub(crate) wishes: UnboundedSender<Wish>,
+    /// What was given by claims.
+    pub(crate) claims: claims::Store,
     guests: Mutex<BTreeMap<JobId, Attached>>,
 }
 
@@ -104,12 +107,18 @@ impl Ground {
             state: places.state.clone(),
             pod_resources: places.pod_resources.clone(),
             wishes,
+            claims: claims::Store::open(places.state.join("claims")),
             guests: Mutex::new(BTreeMap::new()),
         }
     }
 
     pub(crate) fn guests(&self) -> MutexGuard<'_, BTreeMap<JobId, Attached>> {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All pods that were placed here and are not over, oldest first.
+    pub(crate) fn placed(&self) -> Vec<Placed> {
+        placed::all(&self.pods, &self.claims.offline())
     }
 
     /// Pods that have been let in.

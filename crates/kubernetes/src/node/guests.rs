@@ -12,7 +12,7 @@ use tokio::sync::{Notify, watch};
 use super::executor::Executor;
 use super::ground::{Attached, Ground};
 use super::identity;
-use super::placed::{self, Placed};
+use super::placed::Placed;
 use crate::device::plugin::Kind;
 use crate::device::wire::{Device, HEALTHY, UNHEALTHY};
 use crate::resource::State;
@@ -74,7 +74,7 @@ impl Local {
     }
 
     async fn turn(&mut self) {
-        let placed = placed::all(&self.ground.pods);
+        let placed = self.ground.placed();
         self.see_off(&placed);
         self.take_over(&placed).await;
         self.verify();

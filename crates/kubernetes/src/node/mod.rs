@@ -26,10 +26,12 @@ use tokio::task::JoinSet;
 
 use self::executor::Executor;
 use self::ground::{Ground, Places, Wish};
-use crate::Error;
 use crate::device::plugin::{DevicePlugin, Kind};
 use crate::device::registration::Plugin;
+use crate::dra::driver::{Driver, Sockets};
+use crate::dra::slice;
 use crate::scheduler::watches;
+use crate::{Error, dra};
 
 /// What an operator may set.
 #[derive(Debug, Clone)]
@@ -38,6 +40,8 @@ pub struct Settings {
     pub node: String,
     /// Where things are.
     pub places: Places,
+    /// Be a driver for claims too; none without.
+    pub dra: Option<Sockets>,
     /// How often an unchanged GPU is reported.
     pub report_every: Duration,
     /// How long the first list of pods may take.
@@ -50,6 +54,7 @@ impl Settings {
         Settings {
             node: node.to_owned(),
             places: Places::default(),
+            dra: None,
             report_every: Duration::from_secs(10),
             patience: Duration::from_secs(60),
         }
@@ -99,6 +104,9 @@ impl Node {
             tasks.spawn(registration.run(plugin, stopped.clone()));
             devices.push((kind, teller));
         }
+        if let Some(sockets) = &settings.dra {
+            start_driver(&mut tasks, &client, settings, sockets, &ground, &stopped).await?;
+        }
         let urgent = Arc::new(Notify::new());
         let services = Arc::new(report::Services::default());
         let local = guests::Local::new(Arc::clone(&ground), devices, Arc::clone(&urgent));
@@ -127,4 +135,30 @@ impl Node {
         drop(tokio::time::timeout(Duration::from_secs(5), self.tasks.join_next()).await);
         self.tasks.shutdown().await;
     }
+}
+
+/// The driver for claims, where the cluster has them; elsewhere the device plugin is all there is.
+async fn start_driver(
+    tasks: &mut JoinSet<()>,
+    client: &Client,
+    settings: &Settings,
+    sockets: &Sockets,
+    ground: &Arc<Ground>,
+    stopped: &watch::Receiver<bool>,
+) -> Result<(), Error> {
+    let Some(cdi) = settings.places.cdi.clone() else {
+        let problem = "needs the container device interface: do not switch it off".to_owned();
+        return Err(Error::Setting { setting: "dra", problem });
+    };
+    let served = slice::is_served(client).await.map_err(Error::request("look for", dra::API))?;
+    if !served {
+        tracing::warn!("the cluster does not serve {}: no driver for claims", dra::API);
+        return Ok(());
+    }
+    let driver = Driver::new(client.clone(), Arc::clone(ground), sockets.clone(), cdi);
+    let driver = Arc::new(driver);
+    let publisher = slice::Publisher::new(client.clone(), Arc::clone(ground), &settings.node);
+    tasks.spawn(publisher.run(Arc::clone(&driver.registered), stopped.clone()));
+    tasks.spawn(driver.run(stopped.clone()));
+    Ok(())
 }

@@ -1,5 +1,6 @@
-//! Pods of this node as the scheduler placed them, from a watch.
+//! Pods of this node as they were placed, from a watch.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -9,7 +10,7 @@ use muxflow_types::{Bytes, GpuId, JobId, Micros, SmShare};
 use crate::names;
 use crate::scheduler::pods::{self, PodName};
 
-/// What the binding says of a pod.
+/// A pod and what it was given.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placed {
     pub(crate) pod: PodName,
@@ -23,10 +24,17 @@ pub struct Placed {
     pub(crate) grace_s: u64,
 }
 
+/// What a pod was given: by its binding, or by a claim.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Grant {
+    pub(crate) gpu: GpuId,
+    pub(crate) share: SmShare,
+    pub(crate) quota: Bytes,
+}
+
 /// Reads the annotations of a binding; an error says what is missing.
-pub(crate) fn placed(pod: &Pod) -> Result<Placed, String> {
-    let name = PodName::of(pod);
-    let path = name.path();
+pub(crate) fn granted(pod: &Pod) -> Result<Grant, String> {
+    let path = PodName::of(pod).path();
     let text = |annotation: &str| {
         pods::annotation(pod, annotation).ok_or_else(|| {
             format!("pod {path} has no annotation {annotation}: it was not placed by MuxFlow; set schedulerName: {}", names::SCHEDULER)
@@ -41,14 +49,25 @@ pub(crate) fn placed(pod: &Pod) -> Result<Placed, String> {
     let quota = quota
         .parse()
         .map_err(|_| format!("pod {path}: {} is no number of bytes: {quota}", names::QUOTA))?;
+    Ok(Grant { gpu, share, quota: Bytes(quota) })
+}
+
+/// A pod that the scheduler bound.
+pub(crate) fn placed(pod: &Pod) -> Result<Placed, String> {
+    with(pod, granted(pod)?)
+}
+
+/// A pod that was given this.
+pub(crate) fn with(pod: &Pod, grant: Grant) -> Result<Placed, String> {
+    let name = PodName::of(pod);
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     let grace = pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds);
     Ok(Placed {
-        job: pods::job_id(&name).ok_or_else(|| format!("pod {path} has no uid"))?,
+        job: pods::job_id(&name).ok_or_else(|| format!("pod {} has no uid", name.path()))?,
         pod: name,
-        gpu,
-        share,
-        quota: Bytes(quota),
+        gpu: grant.gpu,
+        share: grant.share,
+        quota: grant.quota,
         created_at: pods::created_at(pod),
         leaving: pods::is_leaving(pod),
         running: phase == Some("Running"),
@@ -56,15 +75,19 @@ pub(crate) fn placed(pod: &Pod) -> Result<Placed, String> {
     })
 }
 
-/// All pods that were placed here and are not over, oldest first: the order in which a kubelet
-/// takes them.
-pub(crate) fn all(store: &Store<Pod>) -> Vec<Placed> {
-    let mut all: Vec<Placed> = store
-        .state()
-        .iter()
-        .filter(|pod| !pods::is_finished(pod))
-        .filter_map(|pod| placed(pod).ok())
-        .collect();
+/// All pods that were placed here, by a binding or by a claim, and are not over, oldest first: the
+/// order in which a kubelet takes them.
+pub(crate) fn all(store: &Store<Pod>, claimed: &BTreeMap<JobId, Grant>) -> Vec<Placed> {
+    let read = |pod: &Pod| {
+        let job = pods::job_id(&PodName::of(pod))?;
+        match claimed.get(&job) {
+            Some(grant) => with(pod, grant.clone()).ok(),
+            None => placed(pod).ok(),
+        }
+    };
+    let pods = store.state();
+    let mut all: Vec<Placed> =
+        pods.iter().filter(|pod| !pods::is_finished(pod)).filter_map(|pod| read(pod)).collect();
     all.sort_by(|a, b| (a.created_at, &a.pod).cmp(&(b.created_at, &b.pod)));
     all
 }

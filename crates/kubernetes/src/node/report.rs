@@ -67,6 +67,24 @@ fn service_of(pod: &Pod) -> Service {
     }
 }
 
+/// The Node object as an owner: when it goes, what is said of the node goes with it.
+pub(crate) async fn owner(
+    client: &Client,
+    node: &str,
+) -> Result<Option<OwnerReference>, KubeError> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let object = nodes.get_metadata_opt(node).await?;
+    Ok(object.and_then(|object| {
+        Some(OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            name: node.to_owned(),
+            uid: object.metadata.uid?,
+            ..OwnerReference::default()
+        })
+    }))
+}
+
 /// The writer.
 pub(crate) struct Reporter {
     client: Client,
@@ -138,6 +156,12 @@ impl Reporter {
                 services.extend(device.ids.iter().map(|id| (id.clone(), service_of(&pod))));
             }
         }
+        for (gpu, uid) in self.ground.claims.online() {
+            let uid = uid.as_str();
+            if let Some(pod) = self.ground.pods.find(|p| p.metadata.uid.as_deref() == Some(uid)) {
+                services.insert(gpu, service_of(&pod));
+            }
+        }
         *self.services.read() = services;
     }
 
@@ -170,7 +194,10 @@ impl Reporter {
                 memory_bytes: gpu.memory_bytes,
             };
             let mut object = Gpu::new(&name, spec);
-            object.metadata.owner_references = self.owner().await?.map(|owner| vec![owner]);
+            if self.owner.is_none() {
+                self.owner = owner(&self.client, &self.node).await?;
+            }
+            object.metadata.owner_references = self.owner.clone().map(|owner| vec![owner]);
             api.patch(&name, &apply, &Patch::Apply(&object)).await?;
             self.created.insert(gpu.uuid.clone());
         }
@@ -178,24 +205,6 @@ impl Reporter {
         let object = json!({"apiVersion": "muxflow.dev/v1alpha1", "kind": "Gpu",
             "metadata": {"name": name}, "status": status});
         api.patch_status(&name, &apply, &Patch::Apply(&object)).await.map(drop)
-    }
-
-    /// The Node object: when it goes, its GPUs go with it.
-    async fn owner(&mut self) -> Result<Option<OwnerReference>, KubeError> {
-        if self.owner.is_none() {
-            let nodes: Api<Node> = Api::all(self.client.clone());
-            let node = nodes.get_metadata_opt(&self.node).await?;
-            self.owner = node.and_then(|node| {
-                Some(OwnerReference {
-                    api_version: "v1".to_owned(),
-                    kind: "Node".to_owned(),
-                    name: self.node.clone(),
-                    uid: node.metadata.uid?,
-                    ..OwnerReference::default()
-                })
-            });
-        }
-        Ok(self.owner.clone())
     }
 
     fn status(&self, gpu: &LocalGpu, reading: &Reading) -> GpuStatus {

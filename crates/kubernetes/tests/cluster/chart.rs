@@ -10,19 +10,22 @@ use crate::Stage;
 use crate::install::{self, NAMESPACE};
 use crate::world::wait;
 
-fn deploy(path: &str) -> PathBuf {
+pub(crate) fn deploy(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(path)
+}
+
+/// The chart with these values.
+pub(crate) fn render(stage: &Stage, values: Option<&str>) -> Result<String, String> {
+    let file = stage.cluster.folder().join("values.yaml");
+    std::fs::write(&file, values.unwrap_or_default()).unwrap();
+    let folder = deploy("helm/muxflow");
+    stage.cluster.render_chart(&folder, NAMESPACE, values.is_some().then_some(&*file))
 }
 
 const HEAD: &str = "# Rendered from deploy/helm/muxflow with its default values; do not edit.\n# MUXFLOW_UPDATE=1 cargo xtask kubernetes test the_chart\n";
 
 pub(crate) async fn chart(stage: &mut Stage) {
-    let folder = deploy("helm/muxflow");
-    let render = |values: Option<&str>| {
-        let file = stage.cluster.folder().join("values.yaml");
-        std::fs::write(&file, values.unwrap_or_default()).unwrap();
-        stage.cluster.render_chart(&folder, NAMESPACE, values.is_some().then_some(&*file))
-    };
+    let render = |values: Option<&str>| render(stage, values);
     let text = format!("{HEAD}{}", render(None).unwrap());
     let committed = deploy("kubernetes/muxflow.yaml");
     if std::env::var_os("MUXFLOW_UPDATE").is_some() {
@@ -32,15 +35,21 @@ pub(crate) async fn chart(stage: &mut Stage) {
     assert!(known == text, "{} is stale; see its head", committed.display());
 
     let other = render(Some(
-        "image: {repository: r/m, tag: v9}\nscheduler: {replicas: 3}\nagent: {cdi: false, runtimeClassName: nvidia}\npodMonitor: {enabled: true}\nnetworkPolicy: {enabled: false}\n",
+        "image: {repository: r/m, tag: v9}\nscheduler: {replicas: 3}\nagent: {dra: true, runtimeClassName: nvidia}\npodMonitor: {enabled: true}\nnetworkPolicy: {enabled: false}\n",
     ))
     .unwrap();
-    for words in
-        ["r/m:v9", "replicas: 3", "--no-cdi", "runtimeClassName: nvidia", "kind: PodMonitor"]
-    {
+    for words in [
+        "r/m:v9",
+        "replicas: 3",
+        "--dra",
+        "kind: DeviceClass",
+        "runtimeClassName: nvidia",
+        "kind: PodMonitor",
+    ] {
         assert!(other.contains(words), "{words} not in {other}");
     }
     assert!(!other.contains("kind: NetworkPolicy"));
+    assert!(render(Some("agent: {cdi: false}")).unwrap().contains("--no-cdi"));
     for wrong in ["scheduler: {replicaz: 3}", "scheduler: {replicas: 0}", "agent: {cdi: maybe}"] {
         let said = render(Some(wrong)).unwrap_err();
         assert!(said.contains("replica") || said.contains("cdi"), "{wrong}: {said}");
@@ -53,14 +62,15 @@ pub(crate) async fn chart(stage: &mut Stage) {
         ..PatchParams::apply("check").force()
     };
     let read = |name: &str| std::fs::read_to_string(deploy(name)).unwrap();
-    let examples = ["job", "service"].map(|n| read(&format!("kubernetes/examples/{n}.yaml")));
+    let examples =
+        ["claim", "job", "service"].map(|n| read(&format!("kubernetes/examples/{n}.yaml")));
     for text in examples.iter().chain([&other]) {
         for mut document in serde_saphyr::from_multiple::<DynamicObject>(text).unwrap() {
             let kind = document.types.clone().unwrap().kind;
             if kind == "PodMonitor" {
                 continue; // Its definition belongs to the Prometheus operator.
             }
-            if !kind.starts_with("ClusterRole") {
+            if !kind.starts_with("ClusterRole") && kind != "DeviceClass" {
                 document.metadata.namespace.get_or_insert_with(|| NAMESPACE.to_owned());
             }
             let name = document.metadata.name.clone().unwrap();

@@ -9,6 +9,7 @@ use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use muxflow_agent::gpu::guest::GuestSpec;
+use muxflow_kubernetes::dra::driver::Sockets;
 use muxflow_kubernetes::names;
 use muxflow_kubernetes::node::executor::{Executor, LocalGpu, Reading};
 use muxflow_kubernetes::node::ground::{Places, Wish};
@@ -22,7 +23,7 @@ use crate::Stage;
 use crate::install;
 use crate::world::{NAMESPACE, Scheduler, settings, wait};
 
-const GPU: &str = "GPU-real";
+pub(crate) const GPU: &str = "GPU-real";
 
 /// One GPU whose state a test sets.
 pub(crate) struct FakeExecutor {
@@ -40,15 +41,19 @@ impl FakeExecutor {
         })
     }
 
-    fn set(&self, state: State) {
+    pub(crate) fn set(&self, state: State) {
         *self.state.lock().unwrap() = state;
+    }
+
+    pub(crate) fn guest(&self, uid: &str) -> Option<GuestSpec> {
+        self.guests.lock().unwrap().get(uid).cloned()
     }
 
     fn tell(&self, word: &str, job: &JobId) {
         self.told.lock().unwrap().insert(format!("{word} {job}"));
     }
 
-    fn was_told(&self, word: &str, job: &str) -> bool {
+    pub(crate) fn was_told(&self, word: &str, job: &str) -> bool {
         self.told.lock().unwrap().contains(&format!("{word} {job}"))
     }
 }
@@ -103,13 +108,18 @@ impl Executor for FakeExecutor {
     }
 }
 
-struct Side {
-    node: Node,
-    executor: Arc<FakeExecutor>,
-    wishes: UnboundedSender<Wish>,
+pub(crate) struct Side {
+    pub(crate) node: Node,
+    pub(crate) executor: Arc<FakeExecutor>,
+    pub(crate) wishes: UnboundedSender<Wish>,
 }
 
 async fn side(stage: &Stage, client: Client) -> Side {
+    side_with(stage, client, None).await
+}
+
+/// The same, as a driver for claims too.
+pub(crate) async fn side_with(stage: &Stage, client: Client, dra: Option<Sockets>) -> Side {
     let executor = FakeExecutor::new();
     let folder = stage.cluster.folder().join("node");
     let settings = Settings {
@@ -117,8 +127,10 @@ async fn side(stage: &Stage, client: Client) -> Side {
             state: folder.join("state"),
             plugins: folder.join("device-plugins"),
             pod_resources: folder.join("pod-resources.sock"),
+            cdi: Some(folder.join("cdi")),
             ..Places::default()
         },
+        dra,
         ..Settings::new("n1")
     };
     let (wishes, told) = unbounded_channel();
@@ -126,7 +138,7 @@ async fn side(stage: &Stage, client: Client) -> Side {
     Side { node, executor, wishes }
 }
 
-fn overlimit(job: &str) -> Wish {
+pub(crate) fn overlimit(job: &str) -> Wish {
     Wish {
         job: JobId::new(job).unwrap(),
         reason: "GpuOverlimit",

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::ResourceQuota;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use muxflow_kubernetes::names;
@@ -152,6 +153,59 @@ pub(crate) async fn moving(stage: &mut Stage) {
     // Three more reschedulings, with two fast GPUs free.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(world.places().await.get("bare"), before.get("bare"));
+    scheduler.stop().await;
+}
+
+/// Of two Jobs on slow GPUs, the one whose podFailurePolicy ignores evictions is moved to a fast one;
+/// the one that would pay for it stays, although another fast GPU is free.
+pub(crate) async fn punished(stage: &mut Stage) {
+    let world = &stage.world;
+    world.node("n1", json!({}), json!({})).await;
+    world.gpu("GPU-slow-1", "n1", 4).await;
+    world.gpu("GPU-slow-2", "n1", 4).await;
+    world.job_with("strict", 1, None).await;
+    world.job("forgiving", 1).await;
+    let scheduler = Scheduler::start(stage.client.clone(), restless());
+    let before = world.wait_for_places(2).await;
+    let of = |job: &str| before.keys().find(|pod| pod.starts_with(job)).unwrap().clone();
+    let (strict, forgiving) = (of("strict-"), of("forgiving-"));
+    for gpu in ["GPU-fast-1", "GPU-fast-2"] {
+        world.gpu(gpu, "n1", 40).await;
+    }
+    let note = world.wait_for_event(&forgiving, "Moved").await;
+    assert!(note.contains("GPU-fast"), "{note}");
+    let failed = world.jobs.get("forgiving").await.unwrap().status.and_then(|s| s.failed);
+    assert_eq!(failed.unwrap_or(0), 0, "the eviction counted as a failure");
+    // Two more reschedulings.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!(world.places().await.get(&strict), before.get(&strict));
+    scheduler.stop().await;
+}
+
+/// A quota of two places: the third pod of the Job does not come to be until one has ended.
+pub(crate) async fn quota(stage: &mut Stage) {
+    let world = &stage.world;
+    world.node("n1", json!({}), json!({})).await;
+    for gpu in ["GPU-a", "GPU-b", "GPU-c"] {
+        world.gpu(gpu, "n1", 20).await;
+    }
+    let quotas: Api<ResourceQuota> = Api::namespaced(stage.client.clone(), NAMESPACE);
+    let two = json!({"metadata": {"name": "two"}, "spec": {"hard": {"requests.muxflow.dev/offline": "2"}}});
+    quotas.create(&PostParams::default(), &serde_json::from_value(two).unwrap()).await.unwrap();
+    wait("the quota counted", || async { quotas.get("two").await.unwrap().status?.hard }).await;
+    world.job("train", 3).await;
+    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    let places = world.wait_for_places(2).await;
+    let said = world.wait_for_event("train", "FailedCreate").await;
+    assert!(said.contains("exceeded quota"), "{said}");
+    assert_eq!(world.pods.list(&ListParams::default()).await.unwrap().items.len(), 2);
+    set_phase(&world.pods, places.keys().next().unwrap(), "Succeeded").await;
+    wait("the third bound", || async {
+        let after = world.places().await;
+        after.keys().any(|pod| !places.contains_key(pod)).then_some(())
+    })
+    .await;
+    quotas.delete("two", &DeleteParams::default()).await.unwrap();
     scheduler.stop().await;
 }
 

@@ -210,12 +210,18 @@ impl World {
 
     /// A Job that survives evictions.
     pub(crate) async fn job(&self, name: &str, pods: u32) {
+        let ignore = json!({"rules": [{"action": "Ignore",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]});
+        self.job_with(name, pods, Some(ignore)).await;
+    }
+
+    /// A Job with a podFailurePolicy of its own, or none.
+    pub(crate) async fn job_with(&self, name: &str, pods: u32, policy: Option<Value>) {
         let mut template = pod_spec();
         template["restartPolicy"] = json!("Never");
         let job = json!({"metadata": {"name": name}, "spec": {
             "parallelism": pods, "completions": pods, "backoffLimit": 0,
-            "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]},
-            "template": {"spec": template}}});
+            "podFailurePolicy": policy, "template": {"spec": template}}});
         let job: Job = serde_json::from_value(job).unwrap();
         self.jobs.create(&PostParams::default(), &job).await.unwrap();
     }

@@ -15,6 +15,7 @@ use muxflow_agent::gpu::Event;
 use muxflow_agent::http::PageServer;
 use muxflow_agent::{metrics, sys};
 use muxflow_kubernetes::connect::connect;
+use muxflow_kubernetes::dra::driver::Sockets;
 use muxflow_kubernetes::node::executor::LocalAgent;
 use muxflow_kubernetes::node::ground::Wish;
 use muxflow_kubernetes::node::{Node, Settings};
@@ -41,6 +42,10 @@ pub(crate) struct ClusterArgs {
     /// given another GPU than the planned one.
     #[arg(long)]
     no_cdi: bool,
+    /// Be a driver for resource claims (DRA) too, where the cluster has them: Kubernetes 1.34 and
+    /// later.
+    #[arg(long, conflicts_with = "no_cdi")]
+    dra: bool,
     /// Seconds between two reports of a GPU that has not changed its state.
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     report_every: u64,
@@ -68,6 +73,7 @@ pub(super) fn run(
     settings.places.state = config.state_dir.clone();
     settings.places.plugins = args.kubelet_dir.join("device-plugins");
     settings.places.pod_resources = args.kubelet_dir.join("pod-resources/kubelet.sock");
+    settings.dra = args.dra.then(|| Sockets::under(&args.kubelet_dir));
     settings.places.host.interposer = install(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
