@@ -8,6 +8,9 @@ use clap::Subcommand;
 
 use crate::workbench::workbench;
 
+/// Whether the scenarios run in a plain test of the workspace.
+pub(crate) const SCENARIOS: &str = "MUXFLOW_KUBERNETES_TESTS";
+
 /// What to do with it.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
@@ -35,9 +38,9 @@ pub(crate) enum Action {
 /// Does it.
 pub(crate) fn run(action: Action) -> anyhow::Result<()> {
     match action {
-        Action::Build => workbench(["kubernetes", "build"]),
+        Action::Build => build(),
         Action::Test { words } => {
-            workbench(["kubernetes", "build"])?;
+            build()?;
             test(&words)
         }
         Action::Up { folder } => workbench(control("up", &folder)),
@@ -49,25 +52,20 @@ fn control<'a>(action: &'a str, folder: &'a std::path::Path) -> [&'a std::ffi::O
     ["kubernetes".as_ref(), action.as_ref(), "--folder".as_ref(), folder.as_os_str()]
 }
 
-/// Whether a control plane was built before or is named; building one takes minutes.
-pub(crate) fn at_hand() -> bool {
-    if std::env::var_os("MUXFLOW_KUBERNETES_PROGRAM").is_some() {
-        return true;
-    }
-    let cache = std::env::var_os("MUXFLOW_KUBERNETES_CACHE")
-        .map_or_else(|| crate::ci::root().join("target/k8s"), PathBuf::from);
-    std::fs::read_dir(cache.join("bin")).is_ok_and(|mut files| {
-        files.any(|f| f.is_ok_and(|f| f.file_name().to_string_lossy().starts_with("kubernetes-v")))
-    })
+/// Builds it, unless that was done before; says where it is.
+fn build() -> anyhow::Result<()> {
+    println!("{}", muxflow_control_plane::find_or_build()?.display());
+    Ok(())
 }
 
 /// Runs the scenarios.
 pub(crate) fn test(words: &[String]) -> anyhow::Result<()> {
+    // With --workspace, crates have the features that all tests have, and nothing is built twice.
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["test", "--locked", "-p", "muxflow-kubernetes", "--test", "cluster", "--"])
+        .args(["test", "--locked", "--workspace", "--test", "scenarios", "--"])
         .args(words)
         .current_dir(crate::ci::root())
-        .env("MUXFLOW_KUBERNETES_TESTS", "1")
+        .env(SCENARIOS, "1")
         .status()
         .context("cannot start cargo test")?;
     if !status.success() {

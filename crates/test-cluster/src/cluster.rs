@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::pki::Pki;
-use crate::{Error, program, ready, tail};
+use crate::program::tail;
+use crate::{Error, program, ready};
 
 /// A program of the control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,6 +52,18 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Only what service accounts ask for: tests compare it with the rights that they were given.
 const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- level: Metadata\n  userGroups: ['system:serviceaccounts']\n- level: None\n";
+
+/// Those that tests rely on; no node controller, because nodes written by a test have no heartbeat.
+const CONTROLLERS: [&str; 8] = [
+    "disruption-controller",
+    "garbage-collector-controller",
+    "job-controller",
+    "namespace-controller",
+    "resourceclaim-controller",
+    "resourcequota-controller",
+    "root-ca-certificate-publisher-controller",
+    "serviceaccount-controller",
+];
 
 /// A running control plane.
 #[derive(Debug)]
@@ -293,10 +306,7 @@ impl Cluster {
                 ("root-ca-file", file("ca.crt")),
                 ("leader-elect", "false".to_owned()),
                 ("secure-port", "0".to_owned()),
-                (
-                    "controllers",
-                    "job-controller,disruption-controller,garbage-collector-controller,namespace-controller,serviceaccount-controller,root-ca-certificate-publisher-controller".to_owned(),
-                ),
+                ("controllers", CONTROLLERS.join(",")),
             ],
             Part::Scheduler => {
                 vec![("config", folder("scheduler.yaml")), ("secure-port", "0".to_owned())]

@@ -11,33 +11,20 @@
 
 pub mod cluster;
 pub mod pki;
-pub mod program;
 mod ready;
 
 use std::path::PathBuf;
+
+pub use muxflow_control_plane as program;
 
 pub use cluster::{Cluster, Lifetime, Part};
 
 /// Why there is no cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The program is not there and cannot be built here.
-    #[error(
-        "no Kubernetes to test against: {why}. Install Go 1.21 or later with access to the Go module proxy, or set {} to a program built by `cargo xtask kubernetes build`",
-        program::PROGRAM_VARIABLE
-    )]
-    Unavailable {
-        /// What is missing.
-        why: String,
-    },
-    /// The build ran and failed.
-    #[error("building Kubernetes failed ({status}):\n{output}")]
-    Build {
-        /// How it ended.
-        status: String,
-        /// The end of what it said.
-        output: String,
-    },
+    /// The program is not there.
+    #[error(transparent)]
+    Program(#[from] program::Error),
     /// A file or folder.
     #[error("cannot {action} {}", path.display())]
     File {
@@ -78,12 +65,7 @@ pub enum Error {
 #[expect(clippy::print_stderr, reason = "a skipped test must be seen")]
 pub fn skip_or_fail(test: &str, error: &Error) {
     let ci = std::env::var("CI").is_ok_and(|v| v == "true");
-    assert!(!ci && matches!(error, Error::Unavailable { .. }), "{test}: {error}");
+    let missing = matches!(error, Error::Program(program::Error::Unavailable { .. }));
+    assert!(!ci && missing, "{test}: {error}");
     eprintln!("\n*** SKIPPED {test}: {error}\n");
-}
-
-/// The last lines of a text.
-fn tail(text: &str, lines: usize) -> String {
-    let all: Vec<&str> = text.lines().collect();
-    all[all.len().saturating_sub(lines)..].join("\n")
 }

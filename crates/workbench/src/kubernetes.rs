@@ -1,4 +1,4 @@
-//! `cargo xtask kubernetes build|up|down`: a real control plane at hand, the one that the tests use.
+//! `cargo xtask kubernetes up|down`: a real control plane at hand, the one that the tests use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,6 @@ use muxflow_test_cluster::{Cluster, Lifetime, program};
 /// What to do with it.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
-    /// Build it, unless that was done before.
-    Build,
     /// Start it and leave it running.
     Up {
         /// Where its state goes; must not exist yet.
@@ -31,17 +29,9 @@ pub(crate) enum Action {
 /// Does it.
 pub(crate) fn run(action: Action) -> anyhow::Result<()> {
     match action {
-        Action::Build => build(),
         Action::Up { folder } => up(&folder),
         Action::Down { folder } => down(&folder),
     }
-}
-
-fn build() -> anyhow::Result<()> {
-    let started = Instant::now();
-    let program = program::find_or_build()?;
-    println!("{} ({:.0} s)", program.display(), started.elapsed().as_secs_f64());
-    Ok(())
 }
 
 fn up(folder: &Path) -> anyhow::Result<()> {

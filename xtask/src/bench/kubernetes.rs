@@ -30,10 +30,10 @@ pub(crate) fn run(bench: &KubernetesBench) -> anyhow::Result<()> {
     );
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
-        .args(["test", "--locked", "-p", "muxflow-kubernetes", "--test", "cluster"])
+        .args(["test", "--locked", "-p", "muxflow-kubernetes", "--test", "scenarios"])
         .args((!bench.dev).then_some("--release"))
         .args(["--", "bench", &bench.nodes.to_string(), &bench.pods.to_string()])
-        .env("MUXFLOW_KUBERNETES_TESTS", "1")
+        .env(crate::kubernetes::SCENARIOS, "1")
         .current_dir(crate::ci::root())
         .status()?;
     anyhow::ensure!(status.success(), "the benchmark failed: {status}");

@@ -49,7 +49,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "muxflow-abi",
         ],
     ),
-    ("muxflow-test-cluster", &[]),
+    ("muxflow-control-plane", &[]),
+    ("muxflow-test-cluster", &["muxflow-control-plane"]),
     (
         "muxflow-workbench",
         &[

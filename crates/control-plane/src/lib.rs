@@ -1,29 +1,61 @@
-//! Finds the program that holds all parts, or builds it.
+//! Finds the program that holds etcd and the control plane of Kubernetes, or builds it.
 //!
-//! The build is a Go module (`control-plane/`) that requires `k8s.io/kubernetes` and replaces the
+//! The build is a Go module (`kubernetes/`) that requires `k8s.io/kubernetes` and replaces the
 //! parts that Kubernetes keeps in its own tree by their published modules. The result is kept under
 //! a name that depends on that module's files, so that a change of version is a new build and the
-//! old one stays usable for other checkouts that share the cache.
+//! old one stays usable for other checkouts that share the cache. It is a crate of its own, without
+//! dependencies to speak of, because CI starts the build before it compiles anything else.
+//!
+//! Absent on purpose: starting it (`muxflow-test-cluster` does), and any other way to get it.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::{Error, tail};
+/// Why there is no program.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It is not there and cannot be built here.
+    #[error(
+        "no Kubernetes to test against: {why}. Install Go 1.21 or later with access to the Go module proxy, or set {PROGRAM_VARIABLE} to a program built by `cargo xtask kubernetes build`"
+    )]
+    Unavailable {
+        /// What is missing.
+        why: String,
+    },
+    /// The build ran and failed.
+    #[error("building Kubernetes failed ({status}):\n{output}")]
+    Build {
+        /// How it ended.
+        status: String,
+        /// The end of what it said.
+        output: String,
+    },
+    /// A file or folder.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// The reason.
+        source: std::io::Error,
+    },
+}
 
 /// Names a program that is already built.
 pub const PROGRAM_VARIABLE: &str = "MUXFLOW_KUBERNETES_PROGRAM";
 /// Names a folder in which builds are kept, to share it between checkouts.
 pub const CACHE_VARIABLE: &str = "MUXFLOW_KUBERNETES_CACHE";
-/// The version that `control-plane/go.mod` requires; the API server reports it.
+/// The version that `kubernetes/go.mod` requires; the API server reports it.
 pub const VERSION: &str = "v1.36.3";
 
 const SOURCES: [(&str, &str); 4] = [
-    ("go.mod", include_str!("../control-plane/go.mod")),
-    ("go.sum", include_str!("../control-plane/go.sum")),
-    ("helm.go", include_str!("../control-plane/helm.go")),
-    ("main.go", include_str!("../control-plane/main.go")),
+    ("go.mod", include_str!("../kubernetes/go.mod")),
+    ("go.sum", include_str!("../kubernetes/go.sum")),
+    ("helm.go", include_str!("../kubernetes/helm.go")),
+    ("main.go", include_str!("../kubernetes/main.go")),
 ];
 
 /// The folder in which builds are kept.
@@ -140,7 +172,7 @@ fn build(program: &Path) -> Result<(), Error> {
 
 fn go_in(go: &Path, folder: &Path, arguments: &[&str]) -> Result<(), Error> {
     let output = Command::new("nice")
-        .args(["-n", "10"])
+        .args(["-n", "19"])
         .arg(go)
         .args(arguments)
         .current_dir(folder)
@@ -156,6 +188,12 @@ fn go_in(go: &Path, folder: &Path, arguments: &[&str]) -> Result<(), Error> {
     }
     let text = String::from_utf8_lossy(&output.stderr);
     Err(Error::Build { status: output.status.to_string(), output: tail(&text, 20) })
+}
+
+/// The last lines of a text.
+pub fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
 }
 
 fn file(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
