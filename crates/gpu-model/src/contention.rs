@@ -8,6 +8,10 @@
 //! the whole stretch everybody by how much they use it. **Caches and memory latency**: neighbours
 //! slow a kernel even below saturation. **The clock**: it slows the part of a kernel that issues
 //! instructions, not the part that waits for memory.
+//!
+//! Blocks are not preempted: where neighbours hold every SM, a kernel that starts waits until one
+//! of their blocks ends. A service of short kernels beside a job of long ones, without a cap, loses
+//! most of its speed to this; with a cap that leaves it enough SMs, nothing.
 
 use crate::profile::GpuProfile;
 
@@ -30,6 +34,9 @@ pub struct Resident {
     pub issue: f64,
     /// Share of the GPU's DRAM bandwidth it uses at full solo speed: 0 to 1.
     pub bandwidth: f64,
+    /// How long it takes at full solo speed; 0 where it is not known, and then nobody waits for
+    /// its blocks, nor it for theirs.
+    pub kernel_us: f64,
 }
 
 /// What the resident kernels do to the GPU, at the highest clock.
@@ -109,7 +116,8 @@ pub fn contend(profile: &GpuProfile, residents: &[Resident], rates: &mut [f64]) 
                 / sms;
         *rate /= 1.0
             + c.dram_interference * r.bandwidth * others_dram
-            + c.cache_interference * others_sms;
+            + c.cache_interference * others_sms
+            + block_wait(c.block_hold, residents, r, sms);
         load.dram_activity += r.bandwidth * *rate;
         load.intensity +=
             spread / sms * (c.idle_issue_power + (1.0 - c.idle_issue_power) * r.issue);
@@ -135,6 +143,26 @@ fn spread(residents: &[Resident], r: &Resident, sms: f64) -> f64 {
 /// SM-equivalents that the kernel needs for its full solo speed.
 fn need(residency_weight: f64, r: &Resident, sms: f64) -> f64 {
     r.sm_fill.min(sms) * r.issue.max(residency_weight * r.occupancy)
+}
+
+/// Waiting for a neighbour's block to end, against the kernel's own length: on the part of its SMs
+/// that neighbours hold too, for `hold` times the life of their blocks.
+fn block_wait(hold: f64, residents: &[Resident], r: &Resident, sms: f64) -> f64 {
+    if hold <= 0.0 || r.kernel_us <= 0.0 {
+        return 0.0;
+    }
+    let (mut held, mut life) = (0.0, 0.0);
+    for k in residents.iter().filter(|k| k.client != r.client) {
+        let spread = spread(residents, k, sms);
+        held += spread;
+        life += spread * k.kernel_us / (k.sm_fill / sms).max(1.0);
+    }
+    let own = own_spread(residents, r, sms);
+    let covered = (own + held - sms).clamp(0.0, own);
+    if covered <= 0.0 || held <= 0.0 {
+        return 0.0;
+    }
+    hold * covered / own * life / held / r.kernel_us
 }
 
 fn own(residents: &[Resident], r: &Resident, what: impl Fn(&Resident) -> f64) -> f64 {

@@ -18,6 +18,9 @@ pub struct Contention {
     pub dram_interference: f64,
     /// Slowing by neighbours on the other SMs, through L2 and the launch path.
     pub cache_interference: f64,
+    /// How much of the life of a neighbour's block a kernel waits where no SM is free; 0 is not at
+    /// all.
+    pub block_hold: f64,
     /// Switching activity of an SM that holds warps but issues nothing.
     pub idle_issue_power: f64,
 }

@@ -52,6 +52,8 @@ struct ContentionTable {
     residency_weight: f64,
     dram_interference: f64,
     cache_interference: f64,
+    #[serde(default)]
+    block_hold: f64,
     idle_issue_power: f64,
 }
 
@@ -173,6 +175,7 @@ fn contention(check: &Checker, t: &ContentionTable) -> Result<Contention, ModelE
         residency_weight: check.within("residency_weight", t.residency_weight, 0.0, 1.0)?,
         dram_interference: check.within("dram_interference", t.dram_interference, 0.0, 10.0)?,
         cache_interference: check.within("cache_interference", t.cache_interference, 0.0, 10.0)?,
+        block_hold: check.within("block_hold", t.block_hold, 0.0, 1.0)?,
         idle_issue_power: check.within("idle_issue_power", t.idle_issue_power, 0.0, 1.0)?,
     })
 }

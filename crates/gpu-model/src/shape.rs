@@ -116,6 +116,7 @@ impl WorkloadShape {
                 occupancy: self.occupancy,
                 issue: (self.issue * compute / stretch).min(1.0),
                 bandwidth: (self.bandwidth * memory / stretch).min(1.0),
+                kernel_us: self.busy_us * stretch / f64::from(self.kernels.max(1)),
             },
             busy_us: self.busy_us * stretch,
             host_gap_us: self.host_gap_us,

@@ -4,14 +4,16 @@ use muxflow_gpu_model::{ClientId, GpuProfile, Resident, contend};
 use proptest::prelude::*;
 
 fn kernel(client: u32) -> impl Strategy<Value = Resident> {
-    (1.0f64..200.0, 1.0f64..=40.0, 0.05f64..=1.0, 0.0f64..=1.0, 0.0f64..=1.0).prop_map(
-        move |(sm_fill, sm_cap, occupancy, issue, bandwidth)| Resident {
+    let part = || 0.0f64..=1.0;
+    (1.0f64..200.0, 1.0f64..=40.0, 0.05f64..=1.0, part(), part(), 0.0f64..5000.0).prop_map(
+        move |(sm_fill, sm_cap, occupancy, issue, bandwidth, kernel_us)| Resident {
             client: ClientId(client),
             sm_cap,
             sm_fill,
             occupancy,
             issue,
             bandwidth,
+            kernel_us,
         },
     )
 }
@@ -67,4 +69,29 @@ proptest! {
         let r = rates(&t4, &[k])[0];
         prop_assert!((r - 1.0).abs() < 1e-9, "{r}");
     }
+}
+
+fn named(client: u32, sm_fill: f64, sm_cap: f64, kernel_us: f64) -> Resident {
+    let id = ClientId(client);
+    Resident { client: id, sm_cap, sm_fill, occupancy: 0.3, issue: 0.4, bandwidth: 0.1, kernel_us }
+}
+
+#[test]
+fn short_kernels_wait_for_long_blocks_only_where_no_sm_is_free() {
+    let t4 = GpuProfile::built_in("T4").unwrap();
+    let speed = |cap: f64, job_us: f64| {
+        rates(&t4, &[named(0, 10.0, 40.0, 30.0), named(1, 40.0, cap, job_us)])[0]
+    };
+    // Thirty SMs for the job leave the service its ten: long blocks disturb no more than short.
+    assert_eq!(speed(30.0, 1800.0), speed(30.0, 30.0));
+    assert!(speed(40.0, 1800.0) < 0.3 * speed(30.0, 1800.0), "{}", speed(40.0, 1800.0));
+    assert!(speed(35.0, 1800.0) > 1.2 * speed(40.0, 1800.0));
+    // A job whose kernels go in many waves has short blocks.
+    let waves = rates(&t4, &[named(0, 10.0, 40.0, 30.0), named(1, 4000.0, 40.0, 1800.0)])[0];
+    assert!(waves > 0.7 * speed(30.0, 30.0), "{waves}");
+    // Whose length is not known neither waits nor is waited for.
+    assert!(speed(40.0, 0.0) > 0.7 * speed(30.0, 30.0));
+    // The job hardly notices the service's short blocks.
+    let job = |us: f64| rates(&t4, &[named(0, 10.0, 40.0, us), named(1, 40.0, 40.0, 1800.0)])[1];
+    assert!((job(30.0) / job(0.0) - 1.0).abs() < 0.01);
 }

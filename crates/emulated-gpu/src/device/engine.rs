@@ -301,6 +301,7 @@ impl Engine {
             occupancy: sane(entry.occupancy, 0.0, 1.0),
             issue: sane(entry.issue, 0.0, 1.0),
             bandwidth: sane(entry.bandwidth, 0.0, 1.0),
+            kernel_us: entry.amount as f64 / 1e3,
         };
         let group = it.limits.group;
         let left_ns = (entry.amount as f64).max(1.0);

@@ -180,7 +180,7 @@ fn budgets(options: &PaperOptions, predictor: &NamedPredictor) -> Result<String,
 The paper leaves open how to choose the threshold for each service. Both policies below steer how much a service lends (its SM share, and the load that the gate holds) by the slowdown that is measured every 15 minutes; `muxflow-threshold` has one threshold for the whole cluster, which must be that of the strictest service, `muxflow-budget` one for each service. `muxflow` is the paper's rule, which knows no threshold. Trace D; one service may become {:.0} % slower, two may become 30 % slower.
 
 {}
-Against one threshold for all, budgets change mean JCT by {:+.1} % and oversold GPU by {:+.1} percentage points. An earlier version only let the budget raise the SM share and gained nothing: beside our services the share is rarely what limits a job, the load that the gate holds is.
+Against one threshold for all, budgets change mean JCT by {:+.1} % and oversold GPU by {:+.1} percentage points.
 
 ",
         strict * 100.0,

@@ -56,7 +56,7 @@ pub(super) fn testbed(
         "## Test bed, 12 hours
 
 {}
-Our services stay nearer to their speed alone than the published ones: see the sweep above for the weakness of the model behind this. They also start from higher use (GPU utilisation {:.0} % alone), so that ratios are smaller. Evictions need bursts that break a threshold; our bursts (60 % more for a few minutes, every fifteen hours) do so less often than the authors' traffic did.
+The size of the slowdown follows from the interference and the wait for blocks that our T4 was given, see the head of this page; that it comes out near the published one was not fitted. Our services start from higher use (GPU utilisation {:.0} % alone), so that ratios are smaller. Evictions need a threshold to be broken for a whole minute, the step of the simulation; our bursts (60 % more for a few minutes, every fifteen hours) do so less often than the authors' traffic did, and memory that grows, which evicts too, is not simulated.
 
 ",
         render(&rows, true),
@@ -196,54 +196,81 @@ fn ablation(all: &[TraceResult]) -> String {
     )
 }
 
+/// By how much a trend holds (positive) or not, relative.
+type Margin = fn(&[Summary]) -> f64;
+
+/// Margins below this are printed as ties: another seed may turn them.
+const TIE: f64 = 0.002;
+
+fn less(a: f64, b: f64) -> f64 {
+    1.0 - a / b.max(1e-9)
+}
+
+const TRENDS: [(&str, Margin); 7] = [
+    ("MuxFlow slows services by less than 20 %", |s| {
+        less(s[3].slowdown, 1.2).min(less(s[3].p99_slowdown, 1.2))
+    }),
+    ("JCT better than time-sharing", |s| less(s[3].jct_mean_s, s[1].jct_mean_s)),
+    ("JCT better than PB-time-sharing", |s| less(s[3].jct_mean_s, s[2].jct_mean_s)),
+    ("oversold better than both", |s| {
+        less(s[1].oversold, s[3].oversold).min(less(s[2].oversold, s[3].oversold))
+    }),
+    ("-S better than -S-M (JCT and oversold)", |s| {
+        less(s[4].jct_mean_s, s[6].jct_mean_s).min(less(s[6].oversold, s[4].oversold))
+    }),
+    ("-M better than -S-M (JCT and oversold)", |s| {
+        less(s[5].jct_mean_s, s[6].jct_mean_s).min(less(s[6].oversold, s[5].oversold))
+    }),
+    ("MuxFlow better than -S and -M (JCT)", |s| {
+        less(s[3].jct_mean_s, s[4].jct_mean_s).min(less(s[3].jct_mean_s, s[5].jct_mean_s))
+    }),
+];
+
+/// What a margin says; a tie shows nothing either way.
+fn verdict(margin: f64) -> &'static str {
+    if margin.is_nan() || margin <= -TIE {
+        "does NOT hold"
+    } else if margin < TIE {
+        "tie"
+    } else {
+        "holds"
+    }
+}
+
 fn trends(all: &[TraceResult]) -> String {
-    type Check = fn(&[Summary]) -> bool;
-    let checks: [(&str, Check); 7] = [
-        ("MuxFlow slows services by less than 20 %", |s| {
-            s[3].slowdown < 1.2 && s[3].p99_slowdown < 1.2
-        }),
-        ("JCT better than time-sharing", |s| s[3].jct_mean_s < s[1].jct_mean_s),
-        ("JCT better than PB-time-sharing", |s| s[3].jct_mean_s < s[2].jct_mean_s),
-        ("oversold better than both", |s| {
-            s[3].oversold > s[1].oversold && s[3].oversold > s[2].oversold
-        }),
-        ("-S better than -S-M (JCT and oversold)", |s| {
-            s[4].jct_mean_s < s[6].jct_mean_s && s[4].oversold > s[6].oversold
-        }),
-        ("-M better than -S-M (JCT and oversold)", |s| {
-            s[5].jct_mean_s < s[6].jct_mean_s && s[5].oversold > s[6].oversold
-        }),
-        ("MuxFlow better than -S and -M (JCT)", |s| {
-            s[3].jct_mean_s < s[4].jct_mean_s && s[3].jct_mean_s < s[5].jct_mean_s
-        }),
-    ];
     let mut rows = vec![
         std::iter::once("trend".to_owned()).chain(all.iter().map(|t| t.name.clone())).collect(),
     ];
-    let mut broken = Vec::new();
-    for (words, check) in checks {
+    let mut others = Vec::new();
+    for (words, margin) in TRENDS {
         let mut row = vec![words.to_owned()];
         for t in all {
-            let holds = check(&t.summaries);
-            row.push(if holds { "holds" } else { "does NOT hold" }.to_owned());
-            if !holds {
-                broken.push(format!("\"{words}\" on {}", t.name));
+            let margin = margin(&t.summaries);
+            let said = verdict(margin);
+            row.push(format!("{said} ({:+.1} %)", margin * 100.0));
+            if said != "holds" {
+                others.push(format!("\"{words}\" on {}: {said}", t.name));
             }
         }
         rows.push(row);
     }
-    let word = if broken.is_empty() {
+    let word = if others.is_empty() {
         "All published trends hold on all traces.".to_owned()
     } else {
-        let known = broken.iter().all(|b| b.starts_with("\"-S better"));
-        let why = if known {
-            " With a fixed share, a job's speed in our model hardly depends on its neighbour, so matching has next to nothing to choose between three services: -S and -S-M differ by about a tenth of a percentage point."
-        } else {
-            ""
-        };
-        format!("Not holding: {}.{why}", broken.join("; "))
+        format!("Not shown: {}.", others.join("; "))
     };
-    format!("## Published trends\n\n{}\n{word}\n\n", render(&rows, true))
+    format!(
+        "## Published trends
+
+In brackets: by how much, relative, in the metric where it is least. Below {:.1} % either way is a tie and shows nothing.
+
+{}
+{word}
+
+",
+        TIE * 100.0,
+        render(&rows, true)
+    )
 }
 
 fn overhead(all: &[TraceResult]) -> String {
@@ -355,4 +382,19 @@ The rates of device errors are inputs of the model, so their row shows only that
 ",
         render(&rows, true)
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_seed_may_turn_is_a_tie() {
+        assert_eq!(verdict(less(99.0, 100.0)), "holds");
+        assert_eq!(verdict(less(99.9, 100.0)), "tie");
+        assert_eq!(verdict(less(100.0, 100.0)), "tie");
+        assert_eq!(verdict(less(100.1, 100.0)), "tie");
+        assert_eq!(verdict(less(101.0, 100.0)), "does NOT hold");
+        assert_eq!(verdict(f64::NAN), "does NOT hold");
+    }
 }

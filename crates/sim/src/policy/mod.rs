@@ -2,7 +2,6 @@
 //! as the real manager's; what differs is who is put where, how tenants share a GPU, and how large a
 //! share is.
 
-mod budgets;
 mod fifo;
 mod muxflow;
 mod muxflow_budget;
@@ -10,7 +9,6 @@ mod muxflow_m;
 mod muxflow_packed;
 mod muxflow_s;
 mod muxflow_s_m;
-mod muxflow_threshold;
 mod online_only;
 mod pb_time_sharing;
 mod planned;
@@ -81,8 +79,8 @@ const POLICIES: &[(&str, Make)] = &[
     ("muxflow-s", |_| Box::new(muxflow_s::MuxFlowS { matching: planned::Matching::new() })),
     ("muxflow-m", |seed| Box::new(muxflow_m::MuxFlowM { rng: Rng::fork(seed, 51) })),
     ("muxflow-s-m", |seed| Box::new(muxflow_s_m::MuxFlowSM { rng: Rng::fork(seed, 51) })),
-    ("muxflow-threshold", |_| Box::new(muxflow_threshold::MuxFlowThreshold::default())),
-    ("muxflow-budget", |_| Box::new(muxflow_budget::MuxFlowBudget::default())),
+    ("muxflow-threshold", |_| Box::new(muxflow_budget::MuxFlowBudget::strictest())),
+    ("muxflow-budget", |_| Box::new(muxflow_budget::MuxFlowBudget::each())),
     ("muxflow-packed", |_| Box::new(muxflow_packed::MuxFlowPacked)),
 ];
 

@@ -1,27 +1,51 @@
-//! Beyond the paper: each service states how much slower it may become, and lends by that.
+//! Beyond the paper: each service states how much slower it may become, and lends by that; and, to
+//! compare with, one threshold for the whole cluster, which must be that of the strictest service.
 
 use muxflow_gpu_model::Sharing;
+use muxflow_policy::node::budget::BudgetLaw;
+use muxflow_policy::node::gate::GateParams;
+use muxflow_policy::node::share::ShareParams;
 use muxflow_types::{ClusterPlan, ClusterSnapshot, Percent, SmCount, SmShare, SpeedPredictor};
 
-use super::budgets::Budgets;
-use super::{Policy, planned};
+use super::{Policy, part, planned};
 use crate::outcome::Mode;
 use crate::scenario::Service;
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct MuxFlowBudget {
+    strictest_for_all: bool,
     matching: planned::Matching,
-    budgets: Budgets,
+    laws: Vec<(String, BudgetLaw)>,
+}
+
+impl MuxFlowBudget {
+    /// Each service by its own budget.
+    pub(super) fn each() -> Self {
+        MuxFlowBudget {
+            strictest_for_all: false,
+            matching: planned::Matching::new(),
+            laws: Vec::new(),
+        }
+    }
+
+    /// All services by the smallest budget.
+    pub(super) fn strictest() -> Self {
+        MuxFlowBudget { strictest_for_all: true, ..Self::each() }
+    }
 }
 
 impl Policy for MuxFlowBudget {
     fn name(&self) -> &'static str {
-        "muxflow-budget"
+        if self.strictest_for_all { "muxflow-threshold" } else { "muxflow-budget" }
     }
 
     fn about(&self) -> &'static str {
-        "beyond the paper: each service lends by its own slowdown budget"
+        if self.strictest_for_all {
+            "the loop of muxflow-budget with one slowdown threshold for all services, the strictest"
+        } else {
+            "beyond the paper: each service lends by its own slowdown budget"
+        }
     }
 
     fn mode(&self) -> Mode {
@@ -33,15 +57,26 @@ impl Policy for MuxFlowBudget {
     }
 
     fn observe(&mut self, services: &[Service], slower: &[f64]) {
-        self.budgets.observe(services, slower, |s| s.slowdown_budget);
+        if self.laws.len() != services.len() {
+            self.laws = services.iter().map(|s| (s.name.clone(), BudgetLaw::default())).collect();
+        }
+        let strictest = services.iter().map(|s| s.slowdown_budget).fold(f64::INFINITY, f64::min);
+        for (((_, law), service), slower) in self.laws.iter_mut().zip(services).zip(slower) {
+            let own = service.slowdown_budget;
+            law.step(*slower, if self.strictest_for_all { strictest } else { own });
+        }
     }
 
     fn set_point(&self, service: usize) -> Option<f64> {
-        self.budgets.set_point(service)
+        let gate = GateParams::default();
+        self.laws.get(service).map(|(_, law)| law.set_point(gate.set_point, gate.shut_at))
     }
 
     fn share(&self, need: Percent, sms: SmCount, service: &Service) -> SmShare {
-        self.budgets.share(need, sms, service)
+        let law = self.laws.iter().find(|(name, _)| *name == service.name).map(|l| l.1);
+        law.unwrap_or_default()
+            .share(&ShareParams::default(), need, sms)
+            .unwrap_or_else(|_| part(sms, Percent::ZERO))
     }
 
     fn plan(

@@ -4,12 +4,6 @@
 use muxflow_policy::cluster::{Memory, Parameters, Planner, lint};
 use muxflow_types::{ClusterPlan, ClusterSnapshot, SpeedPredictor};
 
-impl Default for Matching {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// The planner of the real manager.
 #[derive(Debug)]
 pub(super) struct Matching {

@@ -31,6 +31,8 @@ fn tenant(latent: &Latent, full_sms: f64, bandwidth_scale: f64, cap_sms: f64) ->
             occupancy: OCCUPANCY,
             issue,
             bandwidth: bandwidth * bandwidth_scale,
+            // The sets say nothing of kernels.
+            kernel_us: 0.0,
         },
         busy_us: PERIOD_US * (1.0 - gap),
         gap: Gap::Closed { gap_us: PERIOD_US * gap },

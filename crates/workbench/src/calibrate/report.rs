@@ -43,16 +43,17 @@ pub(crate) fn table(sections: &[Section]) -> String {
 /// The whole page.
 pub(crate) fn document(table: &str, fitted: &[GpuProfile]) -> String {
     let mut parameters = String::from(
-        "| type | bandwidth saturation share | DRAM interference | cache interference | SM power W | clock exponent |\n|---|---|---|---|---|---|\n",
+        "| type | bandwidth saturation share | DRAM interference | cache interference | block hold | SM power W | clock exponent |\n|---|---|---|---|---|---|---|\n",
     );
     for p in fitted {
         let c = p.contention;
         parameters.push_str(&format!(
-            "| {} | {:.3} | {:.3} | {:.3} | {:.0} | {:.2} |\n",
+            "| {} | {:.3} | {:.3} | {:.3} | {} | {:.0} | {:.2} |\n",
             p.gpu_type,
             c.bandwidth_saturation_share,
             c.dram_interference,
             c.cache_interference,
+            if c.block_hold > 0.0 { format!("{:.4}", c.block_hold) } else { "-".to_owned() },
             p.power.sm_w,
             p.power.exponent
         ));
