@@ -143,6 +143,16 @@ fn broken_traces_are_errors_with_a_line() {
 }
 
 #[test]
+fn few_rows_of_many_gpus_do_not_become_jobs_without_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = format!("job_id,submit_s,duration_s,gpus\n{}", "a,1,2,100000\n".repeat(51));
+    let path = file(&dir, "wide.csv", text.as_bytes());
+    assert_eq!(read_jobs(&path, None, MultiGpu::One).unwrap().jobs.len(), 51);
+    let e = read_jobs(&path, None, MultiGpu::Split).unwrap_err().to_string();
+    assert!(e.contains("wide.csv") && e.contains("drop"), "{e}");
+}
+
+#[test]
 fn garbage_without_end_is_refused_in_little_memory() {
     let dir = tempfile::tempdir().unwrap();
     // A bomb: gigabytes of one line behind a few megabytes of gzip.

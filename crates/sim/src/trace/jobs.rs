@@ -275,6 +275,14 @@ fn finish(
     if rows.is_empty() {
         return Err(SimError::Empty { path: path.to_owned() });
     }
+    let split: u64 = rows.iter().map(|r| u64::from(r.gpus)).sum();
+    if multi == MultiGpu::Split && split > lines::MAX_ROWS as u64 {
+        return Err(SimError::Setting {
+            field: "multi-gpu",
+            value: format!("split of {}", path.display()),
+            reason: "its rows would become more than five million jobs; write one or drop",
+        });
+    }
     // Public traces are not sorted; a stable sort keeps equal times in the order of the file.
     rows.sort_by(|a, b| a.submit_s.total_cmp(&b.submit_s));
     let first = rows[0].submit_s;
