@@ -291,7 +291,7 @@ fn overhead(all: &[TraceResult]) -> String {
         "## Overhead
 
 {}
-Published: below 10 minutes to profile a workload (we charge 5 minutes for the first job of each workload), seconds to predict, minutes to match. Equal GPUs and equal jobs are collapsed into classes here, which is exact; `docs/benchmarks.md` has the matching without classes. Times are of this machine, and the only numbers on this page that are not fixed by the seed.
+Published: below 10 minutes to profile a workload (we charge 5 minutes for the first job of each workload), seconds to predict, minutes to match. Equal GPUs and equal jobs are collapsed into classes here, which is exact; `docs/benchmarks.md` has the matching without classes. Times are wall times of one machine with other work on it, and the only numbers on this page that are not fixed by the seed.
 
 ",
         render(&rows, true)

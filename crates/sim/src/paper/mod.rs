@@ -83,9 +83,9 @@ fn head(options: &PaperOptions, predictor: &NamedPredictor) -> String {
 Written by `muxflow paper --seed {}{}` on {} simulated T4 GPUs.
 Predictor: {}.
 
-Read this with `docs/gpu-model.md`: no measurement of co-located work on a T4 is public, so the interference of our T4 is that of a V100 (pairs of Gavel, the only public pairs on a GPU without a large cache), and the services and jobs are typical ones, not the authors'.
+Read this with `docs/gpu-model.md`: no measurement of co-located work on a T4 is public, so the interference of our T4 is that of a V100 (pairs of Gavel, the only public pairs under MPS as a T4 has it and with a small L2), and the services and jobs are typical ones, not the authors'.
 What can be compared is the order of policies and the size of effects; what cannot is the last digit.
-One parameter was anchored on the paper itself: `block_hold`, on the swing of the service's speed in the sweep of SM shares below. With the milder interference of the A100 and without this wait, an earlier version of this page had services slowed by 1 %, no evictions and a tie between -S and -S-M; both changes were made knowing this, and each has its own reason in `docs/gpu-model.md`. Nothing else was fitted to a published result: other parameters come from the calibration, from the laws that the real agent uses, or are stated as assumptions.
+One parameter was anchored on the paper itself: `block_hold`, on the swing of the service's speed in the sweep of SM shares below. With the milder interference of the A100 and without this wait, an earlier version of this page had services slowed by 1 % and a tie between -S and -S-M; both changes were made knowing this, and each has its own reason in `docs/gpu-model.md`. Nothing else was fitted to a published result: other parameters come from the calibration, from the laws that the real agent uses, or are stated as assumptions.
 
 Job traces A to D are generated from the durations and arrival hours of the public Philly trace (no authors' file is public): jobs come over twelve hours, durations are cut at six hours and scaled so that the jobs alone would fill {:.0} % of the GPUs over these twelve hours. Each job uses one GPU and one of the paper's four models at random.
 

@@ -82,7 +82,7 @@ Inference and training both flat out on one T4; the share is the largest (in ste
         best * 100.0,
         (1.0 - low / high) * 100.0,
         if best > 0.7 {
-            "Our gain is larger: the interference is that of V100 training pairs, and the workloads are estimates."
+            "Our gain is larger and so is the spread: the interference is that of V100 training pairs, the workloads are estimates, and the paper's figure has only V and D."
         } else {
             "The size of the gain is the published one."
         }
