@@ -1,11 +1,7 @@
 //! The page of `muxflow simulate --html` in a real browser: charts are drawn, the table sorts, and all
 //! of it can be used by keyboard and on a small screen.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test fails by panicking, and says what it skips"
-)]
+#![expect(clippy::unwrap_used, reason = "a failed test says where")]
 
 use muxflow_e2e::browser::{self, Browser};
 use muxflow_sim::{Scenario, compare, predictors, report};
