@@ -117,7 +117,7 @@ impl Default for Raw {
             state_dir: "/var/lib/muxflow".into(),
             run_dir: "/run/muxflow".into(),
             laws: None,
-            interposer: "/usr/lib/muxflow/libxcuda.so".into(),
+            interposer: crate::installed::interposer(),
             metrics: Some("127.0.0.1:9470".into()),
             kernel_log: Some("/dev/kmsg".into()),
             cgroup_parent: "muxflow".into(),

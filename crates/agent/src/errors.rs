@@ -259,6 +259,31 @@ mod tests {
         assert!(echoes.is_news(Micros::from_secs(9), Teller::KernelLog, "B", Fault::Xid(31)));
     }
 
+    /// The kernel's own log, where root may write a line into it: most containers do not let it.
+    #[test]
+    fn an_error_in_the_log_of_the_kernel_is_told() {
+        let path = Path::new("/dev/kmsg");
+        let (send, seen) = std::sync::mpsc::channel();
+        let watcher = watch_kernel_log(path, move |seen| drop(send.send(seen)));
+        // A place on the bus that no GPU has.
+        let pid = std::process::id();
+        let line =
+            format!("<3>NVRM: Xid (PCI:ffff:fe:1f): 31, pid={pid}, name=test, a test of MuxFlow");
+        let written = fs::OpenOptions::new().write(true).open(path);
+        let written = written.and_then(|mut log| log.write_all(line.as_bytes()));
+        let (Ok(_watcher), Ok(())) = (&watcher, &written) else {
+            println!(
+                "SKIPPED: /dev/kmsg cannot be read and written here ({:?}, {written:?}); run the tests as root outside a container",
+                watcher.err().map(|error| error.to_string())
+            );
+            return;
+        };
+        let told = seen.recv_timeout(Duration::from_secs(30));
+        let told = told.expect("the line is told");
+        assert_eq!((told.teller, told.pid), (Teller::KernelLog, Some(pid)));
+        assert_eq!(told.fault, Fault::from_xid(31, None));
+    }
+
     /// `/dev/kmsg` gives one record for each read and fails where there is none; so does a pipe in
     /// packet mode.
     #[test]

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -31,6 +31,7 @@ pub const STARTED: &str = "started";
 
 const TICK: Duration = Duration::from_millis(500);
 const STOP_TICK: Duration = Duration::from_millis(5);
+const WRITE_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// Runs a keeper: `dir` holds the workload's `launch.json`. Says `started PID` on `answer` once the
 /// workload runs, and returns when it is gone.
@@ -71,11 +72,26 @@ pub fn run(dir: &Path, mut answer: impl Write) -> Result<()> {
     drop(answer);
     let mut keeper = Keeper { files, launch, main, agent, signals, ended: None };
     let exit = keeper.watch();
-    launch::write(&keeper.files.exit_file(), &exit)?;
+    write_exit(&keeper.files.exit_file(), &exit)?;
     if let Err(error) = keeper.launch.group.remove() {
         tracing::warn!(workload = keeper.launch.name, error = %error, "a control group is left");
     }
     Ok(())
+}
+
+/// Writes down how the workload ended. While the disk is full it tries again: a run whose end nobody
+/// knows would be done twice.
+fn write_exit(path: &Path, exit: &Exit) -> Result<()> {
+    loop {
+        match launch::write(path, exit) {
+            Err(AgentError::File { source, .. })
+                if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>
+            {
+                std::thread::sleep(WRITE_AGAIN_AFTER);
+            }
+            other => return other,
+        }
+    }
 }
 
 fn lock(files: &WorkloadDir, launch: &Launch) -> Result<File> {

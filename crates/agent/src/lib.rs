@@ -25,6 +25,7 @@ mod guard;
 pub mod handle;
 pub mod host;
 pub mod http;
+pub mod installed;
 pub mod keeper;
 pub mod launch;
 pub mod logs;

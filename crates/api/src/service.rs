@@ -20,6 +20,9 @@ pub struct ServiceDeclaration {
     /// Where it runs; the root when left out.
     #[serde(default)]
     pub cwd: Option<String>,
+    /// User that it runs as: a name, a number or `uid:gid`; whoever declares it when left out.
+    #[serde(default)]
+    pub user: Option<String>,
     /// GPUs of this type only, such as `T4`.
     #[serde(default)]
     pub gpu_type: Option<String>,

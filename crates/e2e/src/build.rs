@@ -46,6 +46,23 @@ pub fn must(command: &mut Command) {
     );
 }
 
+/// Builds the program with everything that it and the tests start beside it, as `cargo xtask demo`
+/// does; the directory that they are in.
+pub fn products() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let parts =
+            ["cli", "emulated-gpu", "emulated-cuda", "emulated-nvml", "emulated-dcgm", "examples"];
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        for part in parts {
+            build.args(["-p", &format!("muxflow-{part}")]);
+        }
+        must(&mut build);
+        target().join("debug").canonicalize().expect("target/debug was built")
+    })
+}
+
 /// The interposer, built in the profile that ships.
 pub fn xcuda() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();

@@ -14,8 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use muxflow_agent::cgroup::Cgroups;
 use muxflow_e2e::browser::{self, Browser};
-use muxflow_e2e::build::{must, target, xcuda};
+use muxflow_e2e::build::{must, products, xcuda};
 
 const LONG: Duration = Duration::from_secs(120);
 const TOKEN: &str = "a-token-of-this-test";
@@ -34,23 +35,11 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn build() -> PathBuf {
-    let parts =
-        ["cli", "emulated-gpu", "emulated-cuda", "emulated-nvml", "emulated-dcgm", "examples"];
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    for part in parts {
-        build.args(["-p", &format!("muxflow-{part}")]);
-    }
-    must(&mut build);
-    target().join("debug").canonicalize().unwrap()
-}
-
 impl World {
     fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let label = format!("muxflow-page-{}", std::process::id());
-        let (built, port) = (build(), free_port());
+        let (built, port) = (products().to_owned(), free_port());
         let node = dir.path().join("node");
         let text = format!(
             "state_dir = '{0}/state'\nrun_dir = '/dev/shm/{label}'\nlisten = '127.0.0.1:{port}'\n\
@@ -188,20 +177,8 @@ impl Drop for World {
         }
         drop(self.node.wait());
         drop(std::fs::remove_dir_all(Path::new("/dev/shm").join(&self.label)));
-        for top in std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
-            remove_groups(&top.path().join(&self.label));
-        }
-        remove_groups(&Path::new("/sys/fs/cgroup").join(&self.label));
+        Cgroups::detect(&self.label).remove_empty();
     }
-}
-
-fn remove_groups(dir: &Path) {
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.path().is_dir() {
-            remove_groups(&entry.path());
-        }
-    }
-    drop(std::fs::remove_dir(dir));
 }
 
 /// The browser, or a loud word that it is missing; with `CI` set that is a failure.

@@ -6,25 +6,12 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use muxflow_e2e::build::{must, target, xcuda};
+use muxflow_e2e::build::{products, xcuda};
 use muxflow_e2e::default_signals;
-
-/// Builds what `cargo xtask demo` builds.
-fn muxflow() -> PathBuf {
-    let parts =
-        ["cli", "emulated-gpu", "emulated-cuda", "emulated-nvml", "emulated-dcgm", "examples"];
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    for part in parts {
-        build.args(["-p", &format!("muxflow-{part}")]);
-    }
-    must(&mut build);
-    target().join("debug/muxflow").canonicalize().unwrap()
-}
 
 /// A temporary directory of its own, so that what is left behind is seen.
 fn demo(seconds: u32, dir: &tempfile::TempDir) -> Child {
-    default_signals(&mut Command::new(muxflow()))
+    default_signals(&mut Command::new(products().join("muxflow")))
         .args(["demo", "--seconds", &seconds.to_string()])
         .arg("--json")
         .arg(dir.path().join("result.json"))

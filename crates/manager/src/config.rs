@@ -82,6 +82,7 @@ struct RawScheduler {
     interval_s: u64,
     restart_cost_s: u64,
     max_disruption_pct: f64,
+    observe_every_s: u64,
     retrain_every_s: u64,
 }
 
@@ -91,6 +92,7 @@ impl Default for RawScheduler {
             interval_s: 900,
             restart_cost_s: 60,
             max_disruption_pct: 10.0,
+            observe_every_s: 60,
             retrain_every_s: 86_400,
         }
     }
@@ -161,9 +163,6 @@ impl UpConfig {
         let text = |path: &Path| toml::Value::String(path.display().to_string());
         table.entry("state_dir").or_insert_with(|| text(&state_dir.join("agent")));
         table.entry("run_dir").or_insert_with(|| text(&run_dir));
-        if let Some(found) = interposer() {
-            table.entry("interposer").or_insert_with(|| text(&found));
-        }
         let agent = AgentConfig::of_table(table, path)?;
         if let Some(job) = agent.offline.first() {
             let reason = format!(
@@ -219,6 +218,7 @@ fn scheduler(
 ) -> std::result::Result<SchedulerSettings, String> {
     within("scheduler.interval_s", raw.interval_s, 1, 86_400)?;
     within("scheduler.restart_cost_s", raw.restart_cost_s, 0, raw.interval_s.saturating_sub(1))?;
+    within("scheduler.observe_every_s", raw.observe_every_s, 1, 86_400)?;
     within("scheduler.retrain_every_s", raw.retrain_every_s, 0, 31_536_000)?;
     within("profiler.window_s", profiler.window_s, 1, 3600)?;
     within("profiler.limit_s", profiler.limit_s, profiler.window_s, 3600)?;
@@ -238,6 +238,7 @@ fn scheduler(
             limit: Duration::from_secs(profiler.limit_s),
             wait: Duration::from_secs(profiler.wait_s),
         },
+        observe_every: Duration::from_secs(raw.observe_every_s),
         retrain_every: (raw.retrain_every_s > 0).then(|| Duration::from_secs(raw.retrain_every_s)),
     };
     settings.parameters(true).check().map_err(|error| format!("scheduler: {error}"))?;
@@ -266,17 +267,6 @@ fn tokens(list: Vec<RawToken>) -> std::result::Result<Tokens, String> {
         tokens.insert(token, user);
     }
     Ok(tokens)
-}
-
-/// The interposer's library beside this program, where an installed or built one is.
-fn interposer() -> Option<PathBuf> {
-    let own = std::env::current_exe().ok()?;
-    let beside = own.parent()?;
-    let places =
-        ["libxcuda.so", "../lib/libxcuda.so", "../lib/muxflow/libxcuda.so", "../xcuda/libxcuda.so"];
-    let set = std::env::var_os("MUXFLOW_XCUDA").map(PathBuf::from);
-    let found = places.iter().map(|place| beside.join(place)).find(|path| path.is_file());
-    set.or(found).and_then(|path| path.canonicalize().ok())
 }
 
 #[cfg(test)]

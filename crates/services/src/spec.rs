@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use muxflow_agent::{config, sys};
 use muxflow_api::service::{HealthDeclaration, ServiceDeclaration};
 use muxflow_types::{GpuType, Micros, ServiceId};
 
@@ -39,7 +40,7 @@ pub struct ServiceSpec {
     pub env: BTreeMap<String, String>,
     /// Where it runs.
     pub cwd: PathBuf,
-    /// User and group; none means the daemon's.
+    /// User and group; none means the daemon's, which is what it was declared for then.
     pub user: Option<(u32, u32)>,
     /// GPUs of this type only.
     pub gpu_type: Option<GpuType>,
@@ -113,7 +114,8 @@ impl ServiceSpec {
             argv: raw.command.clone(),
             env: raw.env.clone(),
             cwd: raw.cwd.clone().map_or_else(|| "/".into(), PathBuf::from),
-            user: None,
+            user: user(raw.user.as_deref(), sys::own_uid())
+                .map_err(|problem| bad("user", problem))?,
             gpu_type: gpu_type.map_err(|e| bad("gpu_type", e.to_string()))?,
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), raw.port),
             min_replicas: raw.min_replicas,
@@ -135,9 +137,29 @@ impl ServiceSpec {
     pub fn env_on(&self, port: u16) -> BTreeMap<String, String> {
         let filled =
             |(n, v): (&String, &String)| (n.clone(), v.replace(PORT_WORD, &port.to_string()));
-        let mut env: BTreeMap<String, String> = self.env.iter().map(filled).collect();
+        let mut env = BTreeMap::new();
+        if let Some(user) = self.user.and_then(|(uid, _)| sys::user_by_id(uid)) {
+            env.insert("HOME".to_owned(), user.home);
+            env.insert("USER".to_owned(), user.name.clone());
+            env.insert("LOGNAME".to_owned(), user.name);
+        }
+        env.extend(self.env.iter().map(filled));
         env.entry("PORT".into()).or_insert_with(|| port.to_string());
         env
+    }
+}
+
+/// Whom a service runs as under a daemon of the user `own`, who can become others only as root.
+fn user(text: Option<&str>, own: u32) -> Result<Option<(u32, u32)>, String> {
+    let Some(text) = text else { return Ok(None) };
+    let found = config::parse_user(text)
+        .ok_or_else(|| format!("`{text}` is no user here; give a name, a number or `uid:gid`"))?;
+    match own {
+        0 => Ok(Some(found)),
+        own if found.0 == own => Ok(None),
+        own => Err(format!(
+            "is `{text}`, but this daemon does not run as root and can start services only as its own user ({own})"
+        )),
     }
 }
 
@@ -182,6 +204,15 @@ mod tests {
     }
 
     #[test]
+    fn only_a_daemon_of_root_starts_services_of_others() {
+        assert_eq!(user(None, 0), Ok(None));
+        assert_eq!(user(Some("65534:7"), 0), Ok(Some((65_534, 7))));
+        assert_eq!(user(Some("4000000"), 4_000_000), Ok(None));
+        assert!(user(Some("65534"), 4_000_000).unwrap_err().contains("does not run as root"));
+        assert!(user(Some("no-such-user-here"), 0).unwrap_err().contains("no user here"));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (json, field) in [
             (r#"{"name": "a b", "command": ["x"]}"#, "`name`"),
@@ -195,6 +226,7 @@ mod tests {
             (r#"{"name": "a", "command": ["x"], "health": {"path": "x"}}"#, "`health.path`"),
             (r#"{"name": "a", "command": ["x"], "health": {"every_ms": 0}}"#, "`health.every_ms`"),
             (r#"{"name": "a", "command": ["x"], "env": {"A=B": "1"}}"#, "`env`"),
+            (r#"{"name": "a", "command": ["x"], "user": "no-such-user-here"}"#, "`user`"),
         ] {
             let error = declared(json).unwrap_err().to_string();
             assert!(error.contains(field), "{json}: {error}");

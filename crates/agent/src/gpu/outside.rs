@@ -116,12 +116,34 @@ impl Supervisor {
         let settled = self.others.iter().filter(|(_, since)| now.duration_since(**since) > SETTLED);
         let outside: Vec<u32> = settled.map(|(pid, _)| *pid).collect();
         let before = std::mem::replace(&mut self.shared.status().outside, outside.clone());
-        if outside != before && !outside.is_empty() {
+        if outside.is_empty() {
+            return;
+        }
+        // Nothing is placed beside it; what was there before it came leaves.
+        if self.offline.as_ref().is_some_and(|offline| offline.reason.is_none()) {
+            let pids: Vec<String> = outside.iter().map(u32::to_string).collect();
+            let cause = format!("process {} runs outside MPS", pids.join(", "));
+            self.begin_stop(StopReason::Health(cause));
+        }
+        if outside != before {
             self.alert(format!(
-                "GPU {}: process {outside:?} runs outside MPS, so no job is placed here",
-                self.uuid()
+                "GPU {}: process {outside:?} runs outside MPS, so no job is placed here{}",
+                self.uuid(),
+                self.way_in()
             ));
         }
+    }
+}
+
+impl Supervisor {
+    /// How a process comes under MPS.
+    fn way_in(&self) -> String {
+        let Some(daemon) = &self.daemon else { return String::new() };
+        let dir = daemon.spec().pipe_dir();
+        format!(
+            "; restart it with CUDA_MPS_PIPE_DIRECTORY={}, or declare it as a service",
+            dir.display()
+        )
     }
 }
 

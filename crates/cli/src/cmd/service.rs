@@ -47,6 +47,7 @@ const EXAMPLE: &str = r#"{
   "command": ["python", "serve.py", "--port", "{port}"],
   "env": {},
   "cwd": "/srv/ranking",
+  "user": "root",
   "gpu_type": "T4",
   "port": 8080,
   "min_replicas": 1,

@@ -8,6 +8,10 @@
 )]
 
 mod daily;
+mod disk;
 mod fuzz;
 mod kills;
+mod moves;
+mod outside;
+mod users;
 mod world;

@@ -1,38 +1,56 @@
 //! An emulated node with `muxflow up` in it.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use muxflow_api::cluster::{GpuList, HealthView};
+use muxflow_agent::cgroup::Cgroups;
+use muxflow_api::cluster::{GpuList, GpuView, HealthView};
 use muxflow_api::jobs::JobView;
-use muxflow_e2e::build::{client, must, target, xcuda};
+use muxflow_e2e::build::{client, products, xcuda};
 use muxflow_manager::client::{Client, Place};
 
 pub(crate) const LONG: Duration = Duration::from_secs(90);
 /// Long enough for the manager to take it; nobody else knows it.
 pub(crate) const TOKEN: &str = "a-token-of-the-tests";
 
-fn built() -> PathBuf {
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "-p", "muxflow-cli"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    for part in ["gpu", "cuda", "nvml", "dcgm"] {
-        build.args(["-p", &format!("muxflow-emulated-{part}")]);
+/// The command of a worker: kernels of this many microseconds on so many SMs, with pauses that can be
+/// changed in `NAME.pause`.
+pub(crate) fn worker(
+    dir: &Path,
+    name: &str,
+    kernel_us: u32,
+    sms: u32,
+    pause_us: u32,
+) -> Vec<String> {
+    let pause = dir.join(format!("{name}.pause"));
+    fs::write(&pause, pause_us.to_string()).unwrap();
+    let words = [variable("MUXFLOW_TEST_WORKER"), kernel_us.to_string().into()];
+    let rest = [sms.to_string().into(), pause, "-".into()];
+    words.into_iter().chain(rest).map(|word| word.display().to_string()).collect()
+}
+
+/// Says whether this process is root; where it must be and is not, that is a failure.
+pub(crate) fn root(what: &str) -> bool {
+    let root = muxflow_agent::sys::own_uid() == 0;
+    if !root {
+        println!("SKIPPED: run the tests as root to see {what}");
+        assert!(std::env::var_os("CI").is_none(), "CI runs as root");
     }
-    must(&mut build);
-    target().join("debug").canonicalize().unwrap()
+    root
 }
 
 /// Runs the ignored test `name` inside an emulated node.
 pub(crate) fn inside(name: &str, gpus: &str) {
-    let built = built();
+    let built = products();
     let mut command = Command::new(built.join("muxflow-emulated-node"));
     command
         .args(["--gpus", gpus, "--"])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", name, "--ignored", "--nocapture"])
-        .env("MUXFLOW_TEST_BUILT", &built)
+        .env("MUXFLOW_TEST_BUILT", built)
         .env("MUXFLOW_TEST_XCUDA", xcuda())
         .env("MUXFLOW_TEST_WORKER", client("worker", &[]));
     let output = command.output().unwrap();
@@ -59,7 +77,11 @@ pub(crate) struct World {
 impl World {
     /// Starts `muxflow up` with more lines of configuration.
     pub(crate) fn start(more: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        World::start_in(tempfile::tempdir().unwrap(), more)
+    }
+
+    /// The same, in a directory that may hold something already.
+    pub(crate) fn start_in(dir: tempfile::TempDir, more: &str) -> Self {
         let label = dir.path().file_name().unwrap().to_string_lossy().replace('.', "");
         let run = Path::new("/dev/shm").join(format!("muxflow-e2e-{label}"));
         let log = variable("MUXFLOW_EMULATED_DIR").join("kernel.log");
@@ -84,6 +106,12 @@ impl World {
 
     pub(crate) fn base(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Changes the configuration for the next start.
+    pub(crate) fn change(&self, edit: impl FnOnce(String) -> String) {
+        let path = self.base().join("up.toml");
+        fs::write(&path, edit(fs::read_to_string(&path).unwrap())).unwrap();
     }
 
     pub(crate) fn log(&self) -> String {
@@ -142,13 +170,33 @@ impl World {
         }
     }
 
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(variable("MUXFLOW_TEST_BUILT").join("muxflow"));
+        command.args(words).env("MUXFLOW_SOCKET", self.run.join("manager.sock"));
+        command
+    }
+
     /// Runs a command of `muxflow` against the manager.
     pub(crate) fn muxflow(&self, words: &[&str]) -> Output {
-        Command::new(variable("MUXFLOW_TEST_BUILT").join("muxflow"))
-            .args(words)
-            .env("MUXFLOW_SOCKET", self.run.join("manager.sock"))
-            .output()
-            .unwrap()
+        self.command(words).output().unwrap()
+    }
+
+    /// The same, called by another user.
+    pub(crate) fn muxflow_as(&self, uid: u32, words: &[&str]) -> Output {
+        self.command(words).uid(uid).gid(uid).current_dir("/").output().unwrap()
+    }
+
+    pub(crate) fn gpus(&self) -> Vec<GpuView> {
+        self.client.get::<GpuList>("/v1/gpus").unwrap().items
+    }
+
+    /// Waits for anything.
+    pub(crate) fn until(&self, what: &str, holds: impl Fn() -> bool) {
+        let deadline = Instant::now() + LONG;
+        while !holds() {
+            assert!(Instant::now() < deadline, "never: {what}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// The same, and it must succeed.
@@ -178,11 +226,7 @@ impl World {
 
     /// The worker as a job: kernels of this many microseconds, one after another.
     pub(crate) fn worker(&self, kernel_us: u32) -> Vec<String> {
-        let pause = self.base().join("worker.pause");
-        fs::write(&pause, "0").unwrap();
-        let words = [variable("MUXFLOW_TEST_WORKER"), kernel_us.to_string().into()];
-        let rest = ["8".into(), pause, "-".into()];
-        words.into_iter().chain(rest).map(|word| word.display().to_string()).collect()
+        worker(self.base(), "worker", kernel_us, 8, 0)
     }
 
     /// Asks the manager to leave, ends MPS, and sees that nothing is left.
@@ -199,6 +243,9 @@ impl World {
             assert!(quit.is_ok());
         }
         drop(fs::remove_dir_all(&self.run));
+        if let Some(label) = self.run.file_name() {
+            Cgroups::detect(&label.to_string_lossy()).remove_empty();
+        }
     }
 }
 

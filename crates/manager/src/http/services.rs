@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use muxflow_agent::sys;
 use muxflow_api::problem::Problem;
 use muxflow_api::service::{ServiceDeclaration, ServiceList, ServiceView};
 use muxflow_services::ServiceError;
@@ -31,7 +32,7 @@ impl From<ServiceError> for Refusal {
     }
 }
 
-/// A service runs as the manager's own user, so only who could start it anyway may declare one.
+/// A service takes a GPU from the jobs of all others, so only operators may declare one.
 fn operator(caller: &Caller) -> Result<(), Refusal> {
     if caller.is_operator() {
         return Ok(());
@@ -63,9 +64,13 @@ fn as_seen_by(caller: &Caller, mut view: ServiceView) -> ServiceView {
 async fn declare(
     State(services): State<Arc<ServiceManager>>,
     caller: Caller,
-    Body(declared): Body<ServiceDeclaration>,
+    Body(mut declared): Body<ServiceDeclaration>,
 ) -> Result<(StatusCode, Json<ServiceView>), Refusal> {
     operator(&caller)?;
+    // Written down, so that who declared it is still known after a restart. Root at a manager of
+    // another user can have it started as that user only.
+    let uid = if sys::own_uid() == 0 { caller.uid } else { sys::own_uid() };
+    declared.user.get_or_insert_with(|| uid.to_string());
     services.declare(&declared)?;
     Ok((StatusCode::CREATED, Json(services.get(&declared.name)?)))
 }

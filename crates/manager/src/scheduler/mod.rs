@@ -47,6 +47,8 @@ pub struct SchedulerSettings {
     pub retry: RetryParams,
     /// How jobs are measured.
     pub profiler: ProfilerSettings,
+    /// An observed speed goes to the store this often.
+    pub observe_every: Duration,
     /// Between two trainings; none trains nothing.
     pub retrain_every: Option<Duration>,
 }
@@ -61,6 +63,7 @@ impl Default for SchedulerSettings {
             threads: 1,
             retry: RetryParams::default(),
             profiler: ProfilerSettings::default(),
+            observe_every: Duration::from_secs(60),
             retrain_every: Some(Duration::from_secs(24 * 3600)),
         }
     }

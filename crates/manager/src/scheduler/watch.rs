@@ -24,8 +24,6 @@ use crate::views;
 
 /// Speeds are seen over at least this long.
 const SPEED_WINDOW: Micros = Micros::from_secs(10);
-/// An observed speed goes to the store this often.
-const OBSERVE_EVERY: Duration = Duration::from_secs(60);
 /// A run that the node does not know of is looked for after this.
 const SWEEP_AFTER: Micros = Micros::from_secs(20);
 /// After this, and the time that its stop may take, it is taken for lost: after a restart of the agent
@@ -152,6 +150,7 @@ impl Watch {
         let free: Vec<GpuId> = sights
             .iter()
             .filter(|s| s.placeable && s.share.is_some() && s.quota.0 > 0 && s.sms.0 > 0)
+            .filter(|s| s.outside_mps.is_empty())
             .map(|sight| sight.gpu.clone())
             .collect();
         let manager = &self.scheduler.manager;
@@ -258,13 +257,14 @@ impl Watch {
         let manager = Arc::clone(&self.scheduler.manager);
         let rhythm = manager.node.rhythm(&sight.gpu).filter(|r| r.job == row.id);
         let Some(rhythm) = rhythm else { return Ok(()) };
+        let observe_every = self.scheduler.settings.observe_every;
         let followed = self.since(row, &rhythm);
         let (iterations, window) = progress(&followed.first, &rhythm);
         if window < SPEED_WINDOW {
             return Ok(());
         }
         followed.first = rhythm;
-        let due = followed.observed.elapsed() >= OBSERVE_EVERY;
+        let due = followed.observed.elapsed() >= observe_every;
         if due {
             followed.observed = Instant::now();
         }

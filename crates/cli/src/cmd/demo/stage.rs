@@ -135,6 +135,7 @@ fn declaration(phase: &Phase, service: &Served) -> ServiceDeclaration {
         command: words.to_vec(),
         env: BTreeMap::new(),
         cwd: None,
+        user: None,
         gpu_type: None,
         port: 0,
         min_replicas: service.replicas,

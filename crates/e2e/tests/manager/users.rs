@@ -1,0 +1,125 @@
+//! Jobs and services of other users than the manager's.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use muxflow_api::jobs::{JobState, JobView};
+use muxflow_api::service::ServiceView;
+use muxflow_manager::client::{Client, Place};
+
+use crate::world::{World, inside, root};
+
+/// Users that no machine gives anything to.
+const SOMEBODY: u32 = 65_534;
+const SOMEBODY_ELSE: u32 = 65_533;
+const THEIR_TOKEN: &str = "a-token-of-somebody";
+
+#[test]
+fn jobs_and_services_run_as_their_users_and_never_as_the_daemon() {
+    if root("jobs of several users") {
+        inside("users::inner_users", "t4x2");
+    }
+}
+
+/// Processes with this variable in their environment: pid to user.
+fn owners(variable: &str) -> BTreeMap<u32, u32> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+        let environ = fs::read(entry.path().join("environ")).unwrap_or_default();
+        let has = environ.split(|byte| *byte == 0).any(|word| word == variable.as_bytes());
+        if let (true, Ok(meta)) = (has, fs::metadata(entry.path())) {
+            found.insert(pid, meta.uid());
+        }
+    }
+    found
+}
+
+/// What a process may do beyond its user's rights, and the groups it is in.
+fn rights(pid: u32) -> (String, String) {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = |name: &str| {
+        let found = status.lines().find_map(|line| line.strip_prefix(name));
+        found.unwrap_or_default().trim().to_owned()
+    };
+    (line("CapEff:"), line("Groups:"))
+}
+
+#[test]
+#[ignore = "run inside an emulated node by jobs_and_services_run_as_their_users_and_never_as_the_daemon"]
+fn inner_users() {
+    let token = format!("[[token]]\nuser = '{SOMEBODY}'\ntoken = '{THEIR_TOKEN}'\n");
+    let world = World::start(&format!("[profiler]\nenabled = false\n{token}"));
+    fs::set_permissions(world.base(), fs::Permissions::from_mode(0o755)).unwrap();
+    world.wait_healthy(2);
+
+    // Over the socket, where the kernel tells who calls.
+    let made = world.muxflow_as(SOMEBODY, &["submit", "--", "sh", "-c", "sleep 1000; true"]);
+    let id = String::from_utf8_lossy(&made.stdout).trim().to_owned();
+    assert!(made.status.success(), "{made:?}\n{}", world.log());
+    let job = world.wait(&id, "it runs", |job| job.state == JobState::Running);
+    assert_eq!(job.uid, SOMEBODY);
+    let mine = || owners(&format!("MUXFLOW_JOB={id}"));
+    world.until("shell and sleep run", || mine().len() == 2);
+    let mine = mine();
+    assert!(mine.values().all(|uid| *uid == SOMEBODY), "{mine:?}");
+    for pid in mine.keys() {
+        let (capabilities, groups) = rights(*pid);
+        assert!(capabilities.chars().all(|c| c == '0'), "capabilities {capabilities} are left");
+        assert!(!groups.split_whitespace().any(|group| group == "0"), "still in root's group");
+    }
+    // Others neither end it nor read what it writes.
+    for words in [["cancel", &id], ["logs", &id]] {
+        let refused = world.muxflow_as(SOMEBODY_ELSE, &words);
+        let text = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && text.contains("belongs to"), "{words:?}: {text}");
+    }
+    assert!(world.muxflow_as(SOMEBODY, &["cancel", &id]).status.success());
+    world.wait(&id, "cancelled by its owner", |job| job.state == JobState::Cancelled);
+
+    // Over TCP, where a token stands for a user.
+    let place = Place::Tcp { address: world.address(), token: THEIR_TOKEN.to_owned() };
+    let client = Client::new(place).unwrap();
+    let submit = serde_json::json!({ "command": ["sh", "-c", "id -u; id -g; pwd"], "cwd": "/" });
+    let made: serde_json::Value = client.post("/v1/jobs", &submit).unwrap();
+    let id = made["jobs"][0].as_str().unwrap().to_owned();
+    let ended: JobView = world.wait(&id, "over", |job| job.state.is_final());
+    assert_eq!(ended.state, JobState::Done, "{ended:#?}");
+    assert_eq!(world.must(&["logs", &id]), format!("{SOMEBODY}\n{SOMEBODY}\n/\n"));
+
+    services(&world);
+    world.end();
+}
+
+fn declare(world: &World, name: &str, user: Option<u32>) -> String {
+    let mut declared = serde_json::json!({ "name": name, "command": ["sleep", "1000"] });
+    if let Some(user) = user {
+        declared["user"] = user.to_string().into();
+    }
+    let path = world.base().join(format!("{name}.json"));
+    fs::write(&path, declared.to_string()).unwrap();
+    path.display().to_string()
+}
+
+fn services(world: &World) {
+    for (name, user, expected) in [("theirs", Some(SOMEBODY), SOMEBODY), ("ours", None, 0)] {
+        let file = declare(world, name, user);
+        let refused = world.muxflow_as(SOMEBODY, &["service", "declare", &file]);
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && text.contains("may not change services"), "{text}");
+        world.must(&["service", "declare", &file]);
+        let path = format!("/v1/services/{name}");
+        let look = || world.client.get::<ServiceView>(&path).unwrap();
+        world.until("its process runs", || look().replicas.iter().any(|r| r.pid.is_some()));
+        let view = look();
+        assert_eq!(view.declared.user.as_deref(), Some(expected.to_string().as_str()));
+        let pid = view.replicas[0].pid.unwrap();
+        let owner = fs::metadata(format!("/proc/{pid}")).unwrap().uid();
+        assert_eq!(owner, expected, "{name} runs as {owner}");
+        if expected != 0 {
+            assert!(rights(pid).0.chars().all(|c| c == '0'), "it has root's capabilities");
+        }
+        world.must(&["service", "remove", name]);
+    }
+}
