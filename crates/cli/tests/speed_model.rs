@@ -102,6 +102,21 @@ fn train_evaluate_predict_and_never_a_worse_model() {
 }
 
 #[test]
+fn the_same_seed_gives_the_same_model_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let train = |out: &str, seed: &str| {
+        let source = ["train", "--gpu-model", "200", "--gpu-type", "T4", "--kinds", "hybrid"];
+        let rest = ["--epochs", "10", "--seed", seed, "--out", out];
+        ok(dir, &[&source[..], &rest].concat());
+        std::fs::read(dir.join(out).join("T4.model")).unwrap()
+    };
+    let first = train("a", "5");
+    assert_eq!(first, train("b", "5"), "the same command, another folder");
+    assert_ne!(first, train("c", "6"), "another seed draws other samples and other weights");
+}
+
+#[test]
 fn the_store_collects_samples_and_keeps_both_models() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();
