@@ -216,10 +216,16 @@ impl ControlBlock {
         });
     }
 
+    /// Whether its process names itself by an id of another namespace.
+    fn is_foreign(&self, counters: &Counters) -> bool {
+        let own = namespace::own();
+        counters.pid_namespace != 0 && own != 0 && counters.pid_namespace != own
+    }
+
     /// Whether the owner of a slot lives, wherever it is.
     fn is_alive(&self, counters: &Counters) -> bool {
-        let (owner, own) = (counters.owner, namespace::own());
-        if counters.pid_namespace != 0 && own != 0 && counters.pid_namespace != own {
+        let owner = counters.owner;
+        if self.is_foreign(counters) {
             return self.foreign.is_alive(owner, counters.pid_namespace);
         }
         let ticks = |at: u64| at & u64::from(u32::MAX);
@@ -229,10 +235,17 @@ impl ControlBlock {
         )
     }
 
-    /// Processes that have registered and live.
+    /// Processes that have registered and live, by their ids here. One in a namespace that cannot be
+    /// seen from here is left out: its number would be that of somebody else.
     pub fn registered(&self) -> Vec<u32> {
         let mut pids = Vec::new();
-        self.each_live(|counters| pids.push(counters.owner.pid));
+        self.each_live(|counters| {
+            pids.extend(if self.is_foreign(counters) {
+                self.foreign.pid_here(counters.owner, counters.pid_namespace)
+            } else {
+                Some(counters.owner.pid)
+            });
+        });
         pids
     }
 

@@ -220,7 +220,7 @@ impl Keeper {
     }
 
     fn has_clients(&self) -> bool {
-        stop_drive::block_of(&self.launch).is_some_and(|block| !block.registered().is_empty())
+        stop_drive::block_of(&self.launch).is_some_and(|block| block.answers().live > 0)
     }
 
     fn stop_online(&mut self) {

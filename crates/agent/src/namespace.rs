@@ -49,6 +49,15 @@ impl Foreign {
         known.insert(name, found);
         true
     }
+
+    /// The id here of a process that [`Self::is_alive`] found.
+    pub(crate) fn pid_here(&self, owner: Owner, namespace: u64) -> Option<u32> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        match known.get(&(namespace, owner.pid, owner.start_ticks)) {
+            Some(Known::Here(key)) => Some(key.pid),
+            _ => None,
+        }
+    }
 }
 
 /// The process here that has this id in that namespace.
@@ -96,6 +105,8 @@ mod tests {
         assert!(foreign.is_alive(owner, own()), "and alive by its id here");
         let other = Owner { start_ticks: owner.start_ticks ^ 1, ..owner };
         assert!(foreign.is_alive(owner, own() + 1), "a namespace that cannot be seen from here");
+        assert_eq!(foreign.pid_here(owner, own()), Some(child.id()));
+        assert_eq!(foreign.pid_here(owner, own() + 1), None, "that number is somebody else's");
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!foreign.is_alive(owner, own()));

@@ -56,6 +56,14 @@ impl Supervisor {
         }
     }
 
+    /// Gives back what dead processes held. Those of one namespace do it for each other when they need
+    /// it; a container that was started again cannot see the dead of the one before.
+    pub(super) fn reclaim(&self) {
+        if let Some(active) = self.shared.job() {
+            active.block.reclaim();
+        }
+    }
+
     /// As above for a guest, whose processes only their control group tells from those of others.
     fn look_for_strange_guests(&mut self, active: &ActiveJob) {
         let on_gpu = self.shared.monitor.published().processes.map(|(_, pids)| pids);

@@ -198,6 +198,7 @@ impl Supervisor {
                 self.mps.forget_who_left();
                 self.look_for_strangers();
                 self.look_outside();
+                self.reclaim();
                 self.read_latency();
                 self.watch_return();
             }
