@@ -4,12 +4,15 @@
 //! The interposer knows how busy the offline work kept the GPU, as far as that can be told from
 //! outside the kernels. Short windows with the gate closed show the service alone. Comparing the two
 //! sides of such a window tells by which factor the interposer's figure is off; between windows, the
-//! service is the total less the corrected offline part. How far such estimates have been off is kept
-//! and reported with each.
+//! service is the total less the corrected offline part. Each side is averaged: one refresh of a
+//! counter holds a handful of the service's requests, by chance some more or some fewer. How far
+//! predictions of such averages have been off is kept and reported with each estimate.
 //!
 //! While nothing has been compared yet, or not for long, the whole activity counts as the service's:
 //! that lends too little, never too much. A closed window shows the service undisturbed, so its
 //! slow-down by the offline work is not part of the figure; the latency in the health machine is.
+
+use std::collections::VecDeque;
 
 use muxflow_types::{Micros, Percent};
 
@@ -80,8 +83,10 @@ impl SplitParams {
 const NEEDED: u32 = 3;
 /// Offline activity below this says nothing about the factor.
 const LEAST_OFFLINE: f64 = 0.03;
-/// The reported error is this many standard deviations.
+/// The reported error is this many standard deviations, and more while few comparisons tell them.
 const DEVIATIONS: f64 = 2.0;
+/// Windows that a side of a comparison is averaged over, at most.
+const MOST_WINDOWS: usize = 64;
 
 /// One refresh of the activity counter.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -124,12 +129,24 @@ pub struct ActivitySplit {
     params: SplitParams,
     /// True offline activity for each unit of the interposer's figure.
     factor: f64,
-    /// Mean square of what comparisons were off by.
+    /// Mean square of what predictions of later comparisons were off by.
     variance: f64,
     compared: u32,
     last_look: Option<Micros>,
-    last_open: Option<ActivityWindow>,
     last_at: Option<Micros>,
+    /// Open windows before the look that comes next, oldest first.
+    open: VecDeque<ActivityWindow>,
+    /// Closed windows of the look that goes on.
+    closed: VecDeque<ActivityWindow>,
+}
+
+/// Mean total and mean offline activity, as fractions.
+fn means(windows: &VecDeque<ActivityWindow>) -> Option<(f64, f64)> {
+    let count = f64::from(u32::try_from(windows.len()).ok().filter(|count| *count > 0)?);
+    let sum = |of: fn(&ActivityWindow) -> Percent| -> f64 {
+        windows.iter().map(|window| of(window).fraction()).sum()
+    };
+    Some((sum(|window| window.total) / count, sum(|window| window.offline) / count))
 }
 
 impl ActivitySplit {
@@ -141,8 +158,9 @@ impl ActivitySplit {
             variance: 0.0,
             compared: 0,
             last_look: None,
-            last_open: None,
             last_at: None,
+            open: VecDeque::new(),
+            closed: VecDeque::new(),
         }
     }
 
@@ -165,7 +183,12 @@ impl ActivitySplit {
         }
         if window.gate_closed {
             if new {
-                self.look(window);
+                self.last_look = Some(window.at);
+                // A gate that stays shut for other reasons is no longer look.
+                let began = self.closed.front().map_or(window.at, |first| first.at);
+                if window.at.since(began) <= self.params.pair_within {
+                    keep(&mut self.closed, window);
+                }
             }
             return OnlineActivity {
                 activity: window.total,
@@ -174,32 +197,38 @@ impl ActivitySplit {
             };
         }
         if new {
-            self.last_open = Some(window);
+            if !self.closed.is_empty() {
+                self.compare();
+            }
+            keep(&mut self.open, window);
         }
         self.estimate(window)
     }
 
-    fn look(&mut self, closed: ActivityWindow) {
-        self.last_look = Some(closed.at);
-        // One comparison for each look: the first closed window against the last open one.
-        let Some(open) = self.last_open.take() else { return };
-        if closed.at.since(open.at) > self.params.pair_within
-            || open.offline.fraction() < LEAST_OFFLINE
-        {
+    /// One comparison for each look: its closed windows against the open ones before it.
+    fn compare(&mut self) {
+        let mut open = std::mem::take(&mut self.open);
+        let closed = std::mem::take(&mut self.closed);
+        let Some(began) = closed.front().map(|window| window.at) else { return };
+        open.retain(|window| began.since(window.at) <= self.params.pair_within);
+        let (Some((total, offline)), Some((alone, _))) = (means(&open), means(&closed)) else {
+            return;
+        };
+        if offline < LEAST_OFFLINE {
             return;
         }
-        let truth = (open.total.fraction() - closed.total.fraction()).max(0.0);
-        let off_by = truth - self.factor * open.offline.fraction();
-        let seen = (truth / open.offline.fraction()).min(4.0);
-        if self.compared == 0 {
-            self.factor = seen;
-            self.variance = off_by * off_by;
-        } else {
-            // A mean at first, so that the first comparison does not weigh for ever.
-            let weight = self.params.weight.max(1.0 / f64::from(self.compared + 1));
-            self.factor += weight * (seen - self.factor);
-            self.variance += weight * (off_by * off_by - self.variance);
+        let truth = (total - alone).max(0.0);
+        let off_by = truth - self.factor * offline;
+        let seen = (truth / offline).min(4.0);
+        // Means at first, so that the first comparison does not weigh for ever. It was compared with
+        // nothing, so it says nothing of the error.
+        let weight_after = |count: u32| self.params.weight.max(1.0 / f64::from(count + 1));
+        let (of_factor, of_error) =
+            (weight_after(self.compared), weight_after(self.compared.saturating_sub(1)));
+        if self.compared > 0 {
+            self.variance += of_error * (off_by * off_by - self.variance);
         }
+        self.factor += of_factor * (seen - self.factor);
         self.compared = self.compared.saturating_add(1);
     }
 
@@ -216,9 +245,17 @@ impl ActivitySplit {
         }
         let offline = self.factor * open.offline.value();
         let activity = Percent::clamped(open.total.value() - offline).unwrap_or(open.total);
-        let error_points = (DEVIATIONS * self.variance.sqrt() * 100.0).min(100.0);
+        let deviations = DEVIATIONS + 2.0 / f64::from(self.compared - 1);
+        let error_points = (deviations * self.variance.sqrt() * 100.0).min(100.0);
         OnlineActivity { activity, error_points, basis: SplitBasis::Corrected }
     }
+}
+
+fn keep(windows: &mut VecDeque<ActivityWindow>, window: ActivityWindow) {
+    if windows.len() == MOST_WINDOWS {
+        windows.pop_front();
+    }
+    windows.push_back(window);
 }
 
 #[cfg(test)]
