@@ -264,11 +264,16 @@ mod tests {
     fn an_error_in_the_log_of_the_kernel_is_told() {
         let path = Path::new("/dev/kmsg");
         let (send, seen) = std::sync::mpsc::channel();
-        let watcher = watch_kernel_log(path, move |seen| drop(send.send(seen)));
-        // A place on the bus that no GPU has.
         let pid = std::process::id();
+        let watcher = watch_kernel_log(path, move |seen| {
+            // Others may write there too.
+            if seen.pid == Some(pid) {
+                drop(send.send(seen));
+            }
+        });
+        // A place on the bus that no GPU has. Without its end of line the kernel keeps a record back.
         let line =
-            format!("<3>NVRM: Xid (PCI:ffff:fe:1f): 31, pid={pid}, name=test, a test of MuxFlow");
+            format!("<3>NVRM: Xid (PCI:ffff:fe:1f): 31, pid={pid}, name=test, a test of MuxFlow\n");
         let written = fs::OpenOptions::new().write(true).open(path);
         let written = written.and_then(|mut log| log.write_all(line.as_bytes()));
         let (Ok(_watcher), Ok(())) = (&watcher, &written) else {
