@@ -47,12 +47,13 @@ pub fn must(command: &mut Command) {
 }
 
 /// Builds the program with everything that it and the tests start beside it, as `cargo xtask demo`
-/// does; the directory that they are in.
+/// does; the directory that they are in. One list for all tests: each other choice of packages has
+/// other features, and cargo would compile all that they share once more.
 pub fn products() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
-        let parts =
-            ["cli", "emulated-gpu", "emulated-cuda", "emulated-nvml", "emulated-dcgm", "examples"];
+        let emulated = ["emulated-gpu", "emulated-cuda", "emulated-nvml", "emulated-dcgm"];
+        let parts = ["cli", "agent", "examples"].into_iter().chain(emulated);
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
         for part in parts {

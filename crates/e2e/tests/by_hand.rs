@@ -9,12 +9,7 @@ use muxflow_e2e::{Outcome, build, client, stub_driver};
 
 /// The program, built by this test: it is not this package's own.
 fn muxflow() -> PathBuf {
-    build::must(
-        Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "-p", "muxflow-cli"])
-            .current_dir(env!("CARGO_MANIFEST_DIR")),
-    );
-    build::target().join("debug/muxflow")
+    build::products().join("muxflow")
 }
 
 fn command(arguments: &[&str]) -> Command {

@@ -21,15 +21,7 @@ fn workspace() -> PathBuf {
 /// The program that runs a command on emulated GPUs, and what it needs beside it.
 fn node() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        build::must(
-            Command::new(env!("CARGO"))
-                .args(["build", "--quiet", "-p", "muxflow-emulated-gpu"])
-                .args(["-p", "muxflow-emulated-cuda", "-p", "muxflow-emulated-nvml"])
-                .current_dir(workspace()),
-        );
-        build::target().join("debug/muxflow-emulated-node").canonicalize().expect("it was built")
-    })
+    PATH.get_or_init(|| build::products().join("muxflow-emulated-node"))
 }
 
 /// A client on one emulated T4 under the interposer.
@@ -106,7 +98,7 @@ fn python_client(name: &str) {
 fn cudarc() {
     // Cargo builds the examples of a package with its tests, but tells no test where they are.
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "-p", "muxflow-e2e", "--example", "cudarc_client"]);
+    build.args(["build", "--quiet", "--workspace", "--example", "cudarc_client"]);
     build::must(build.current_dir(workspace()));
     let client = build::target().join("debug/examples/cudarc_client");
     whole(&[client.to_str().expect("a path")]);

@@ -6,15 +6,13 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use muxflow_agent::gpu::Event;
-use muxflow_e2e::build::must;
+use muxflow_e2e::build::{must, products};
 
 use crate::world::{LONG, World, inside, variable};
 
 /// Builds the `muxflow` program and runs an ignored test inside an emulated node.
 fn with_program(name: &str) {
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "-p", "muxflow-cli"]);
-    must(build.current_dir(env!("CARGO_MANIFEST_DIR")));
+    products();
     inside(name);
 }
 

@@ -11,7 +11,7 @@ use muxflow_agent::cgroup::{Cgroups, Limits};
 use muxflow_agent::config::AgentConfig;
 use muxflow_agent::gpu::{Event, GpuStatus, OfflineSpec, OnlineSpec, Order};
 use muxflow_agent::stop::StopLimits;
-use muxflow_e2e::build::{client, must, target, xcuda};
+use muxflow_e2e::build::{client, must, products, xcuda};
 use muxflow_e2e::default_signals;
 use muxflow_types::{JobId, ServiceId};
 
@@ -22,21 +22,11 @@ fn emulated() -> PathBuf {
     if let Some(built) = std::env::var_os("MUXFLOW_EMULATED_BUILT") {
         return built.into();
     }
-    let parts = ["emulated-gpu", "emulated-cuda", "emulated-nvml", "emulated-dcgm", "examples"];
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    for part in parts {
-        build.args(["-p", &format!("muxflow-{part}")]);
-    }
-    must(&mut build);
-    target().join("debug")
+    products().to_owned()
 }
 
 fn child_program() -> PathBuf {
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "-p", "muxflow-agent", "--bin", "muxflow-agent-child"]);
-    must(build.current_dir(env!("CARGO_MANIFEST_DIR")));
-    target().join("debug/muxflow-agent-child")
+    products().join("muxflow-agent-child")
 }
 
 /// Runs the ignored test `name` inside an emulated node with one T4.

@@ -15,7 +15,7 @@ use muxflow_agent::control_block::ControlBlock;
 use muxflow_agent::gpu::ActiveJob;
 use muxflow_agent::gpu::control::{ControlLoop, ControlParams, Defences};
 use muxflow_agent::monitor::{ActivitySource, Published};
-use muxflow_e2e::build::{client, must, target, xcuda};
+use muxflow_e2e::build::{client, products, xcuda};
 use muxflow_emulated_gpu::facts::Stats;
 use muxflow_emulated_gpu::launcher::{Plan, Running, start};
 use muxflow_emulated_gpu::node::parse_gpus;
@@ -83,10 +83,7 @@ fn built() -> PathBuf {
     if let Some(built) = std::env::var_os("MUXFLOW_EMULATED_BUILT") {
         return built.into();
     }
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "-p", "muxflow-emulated-gpu", "-p", "muxflow-emulated-cuda"]);
-    must(build.current_dir(env!("CARGO_MANIFEST_DIR")));
-    target().join("debug")
+    products().to_owned()
 }
 
 /// Where one run happens.
