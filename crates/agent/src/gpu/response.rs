@@ -8,6 +8,7 @@ use muxflow_policy::node::repair::Repair;
 use serde::{Deserialize, Serialize};
 
 use super::control::HealthOrder;
+use super::serving::ServerSeen;
 use super::supervisor::Supervisor;
 use super::{Event, FaultSeen, StopReason};
 use crate::launch;
@@ -83,6 +84,8 @@ impl Supervisor {
                 drop(self.to_fast.send(HealthOrder::Disable(reason)));
             }
             Action::ResetMps => {
+                // The server goes with its daemon: that is no crash of its own.
+                self.mps = ServerSeen::default();
                 let reset = self.daemon.as_mut().map(|daemon| daemon.reset());
                 if let Some(Err(error)) = reset {
                     self.alert(format!("MPS cannot be restarted: {error}"));
