@@ -6,7 +6,7 @@ use crate::feature::Half;
 use crate::kernel_model::KernelModel;
 use crate::model::{MlpModel, TreesModel};
 use crate::rule::{self, OfflineHalf, OnlineHalf};
-use crate::simd::{InstructionSet, PackedLayer, join_halves, weighted_sum};
+use crate::simd::{CACHE_LINE, InstructionSet, PackedLayer, join_halves, weighted_sum};
 
 /// One list of halves with what the rule needs of each.
 pub(crate) struct Halves<R> {
@@ -24,40 +24,62 @@ pub(crate) fn narrow(value: f64) -> f32 {
     value as f32
 }
 
+/// Numbers in a page. To a processor, a load and a store that lie a multiple of it apart look alike
+/// at first, and the load waits.
+const PAGE: usize = 1024;
+
+/// How many numbers of a buffer to skip so that it lies half a page from another; less than
+/// [`PAGE`].
+fn half_a_page_from(other: &[f32], buffer: &[f32]) -> usize {
+    let bytes = other.as_ptr().addr().wrapping_sub(buffer.as_ptr().addr());
+    (bytes / size_of::<f32>()).wrapping_add(PAGE / 2) % PAGE
+}
+
+/// How many numbers of a buffer lie before its first cache line; at most [`CACHE_LINE`].
+fn to_cache_line(buffer: &[f32]) -> usize {
+    buffer.as_ptr().align_offset(size_of::<[f32; CACHE_LINE]>()).min(CACHE_LINE)
+}
+
 /// Columns in blocks of lanes: for each block, for each feature, one number per lane.
 struct Panels {
     block: usize,
     features: usize,
     values: Vec<f32>,
+    /// Where in `values` the first block begins: on a cache line, as a load across two costs two.
+    start: usize,
 }
 
 impl Panels {
     fn new(block: usize, features: usize, columns: &[Vec<f32>]) -> Self {
-        let mut values = vec![0.0; columns.len().div_ceil(block) * features * block];
+        let size = columns.len().div_ceil(block) * features * block;
+        let mut values = vec![0.0; size + CACHE_LINE];
+        let start = to_cache_line(&values);
         for (column, row) in columns.iter().enumerate() {
-            let start = column / block * features * block + column % block;
+            let start = start + column / block * features * block + column % block;
             for (feature, value) in row.iter().enumerate() {
                 values[start + feature * block] = *value;
             }
         }
-        Panels { block, features, values }
+        Panels { block, features, values, start }
     }
 
     fn panel(&self, index: usize) -> &[f32] {
         let size = self.features * self.block;
-        &self.values[index * size..(index + 1) * size]
+        let first = self.start + index * size;
+        &self.values[first..first + size]
     }
 
-    /// Calls `run` for every block that the columns `first..first + out.len()` touch, and copies
-    /// the part that was asked for.
-    fn fill(&self, first: usize, out: &mut [f32], mut run: impl FnMut(&[f32], &mut [f32])) {
+    /// Calls `run` for every block that the columns `first..first + out.len()` touch, with the
+    /// block that comes after it (or itself), and copies the part that was asked for.
+    fn fill(&self, first: usize, out: &mut [f32], mut run: impl FnMut(&[f32], &[f32], &mut [f32])) {
+        let last = (first + out.len()).saturating_sub(1) / self.block;
         let mut answers = vec![0.0; self.block];
         let mut written = 0;
         while written < out.len() {
             let column = first + written;
             let (index, lane) = (column / self.block, column % self.block);
             let count = (self.block - lane).min(out.len() - written);
-            run(self.panel(index), &mut answers);
+            run(self.panel(index), self.panel((index + 1).min(last)), &mut answers);
             out[written..written + count].copy_from_slice(&answers[lane..lane + count]);
             written += count;
         }
@@ -200,15 +222,15 @@ impl PairSpeeds for MlpPairs {
         let block = self.set.block();
         let widest =
             self.middle.iter().map(PackedLayer::outputs).max().unwrap_or(0).max(self.width);
-        // Rows on cache lines: a load across two lines costs two.
-        let (mut first, mut second) =
-            (vec![0.0; widest * block + 16], vec![0.0; widest * block + 16]);
-        let offset = |buffer: &[f32]| buffer.as_ptr().align_offset(64).min(16);
-        let (at_first, at_second) = (offset(&first), offset(&second));
+        let size = widest * block + PAGE;
+        let (mut first, mut second) = (vec![0.0; size], vec![0.0; size]);
+        let panels = &self.offline_first.values[self.offline_first.start..];
+        let at_first = half_a_page_from(panels, &first);
+        let at_second = half_a_page_from(&first[at_first..], &second);
         let (mut values, mut next) = (&mut first[at_first..], &mut second[at_second..]);
         let floor = if self.linear { f32::NEG_INFINITY } else { 0.0 };
         let online = &self.online_first[row];
-        self.offline_first.fill(first_column, out, |panel, answers| {
+        self.offline_first.fill(first_column, out, |panel, ahead, answers| {
             join_halves(self.set, online, panel, floor, values);
             let Some((hidden, before)) = self.middle.split_last() else {
                 return weighted_sum(self.set, &self.last, values, self.last_bias, answers);
@@ -217,6 +239,7 @@ impl PairSpeeds for MlpPairs {
                 layer.run(self.set, values, next);
                 std::mem::swap(&mut values, &mut next);
             }
+            let values = (&*values, ahead);
             hidden.run_last(self.set, &self.last, values, self.last_bias, answers);
         });
         add_rule(&self.online, &self.offline, (row, first_column), self.trend, [0.0, 1.0], out);
@@ -278,7 +301,7 @@ impl KernelPairs {
 impl PairSpeeds for KernelPairs {
     fn fill(&self, row: usize, first_column: usize, out: &mut [f32]) {
         let (start, factors) = &self.online_rows[row];
-        self.offline_rows.fill(first_column, out, |panel, answers| {
+        self.offline_rows.fill(first_column, out, |panel, _, answers| {
             weighted_sum(self.set, factors, panel, *start, answers);
         });
         add_rule(&self.online, &self.offline, (row, first_column), self.trend, self.range, out);

@@ -36,7 +36,7 @@ proptest! {
             }
             let factors = draw(layer.outputs(), &mut rng);
             let mut sums = vec![f32::NAN; block];
-            layer.run_last(set, &factors, &values, 0.25, &mut sums);
+            layer.run_last(set, &factors, (&values, &values), 0.25, &mut sums);
             for (lane, sum) in sums.iter().enumerate() {
                 let products = (0..layer.outputs()).map(|k| factors[k] * out[k * block + lane]);
                 let want = 0.25 + products.sum::<f32>();
