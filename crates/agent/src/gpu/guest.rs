@@ -109,6 +109,18 @@ impl Supervisor {
         Ok(dir)
     }
 
+    /// Lets a guest in and says so. Where nobody waits for the answer any more, nobody would ever see
+    /// the guest off: it is not let in.
+    pub(super) fn answer_attach(&mut self, spec: &GuestSpec, answer: &Answer) {
+        let was_here = self.guest.is_some();
+        let attached = self.attach(spec);
+        let let_in = attached.is_ok() && !was_here;
+        if answer.send(attached).is_err() && let_in {
+            tracing::warn!(gpu = self.uuid(), job = %spec.job, "a guest was let in too late");
+            self.detach(&spec.job);
+        }
+    }
+
     /// The guest is gone.
     pub(super) fn detach(&mut self, job: &JobId) {
         if self.guest.as_ref().is_none_or(|guest| guest.job != *job) {
@@ -220,6 +232,11 @@ impl Supervisor {
             breaker.ask(monitor::now(), ground, running)
         };
         match verdict {
+            // A shut gate gives no memory back: the guest lets go of the GPU here and now, whether
+            // or not somebody outside agrees that it leaves.
+            Verdict::Evict if self.guest.is_some() && ground == Ground::Certain => {
+                self.stop_guest(None, &StopReason::Health(cause));
+            }
             Verdict::Evict if self.wish_guest_away(&cause) => {}
             Verdict::Evict => self.begin_stop(StopReason::Health(cause)),
             Verdict::Hold { opened } => {

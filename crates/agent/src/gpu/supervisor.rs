@@ -220,7 +220,7 @@ impl Supervisor {
                     self.tell(Event::JobRefused { job, reason });
                 }
             }
-            Order::Attach(spec, answer) => drop(answer.send(self.attach(&spec))),
+            Order::Attach(spec, answer) => self.answer_attach(&spec, &answer),
             Order::Detach(job) => self.detach(&job),
             Order::StopOffline { job, reason } => {
                 self.stop_guest(job.as_ref(), &reason);

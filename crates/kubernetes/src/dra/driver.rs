@@ -206,9 +206,10 @@ impl Driver {
             return Err(format!("claim {name}: its pod {pod} is not known here yet"));
         };
         // Prepared before means that the pod may run already: it keeps what it was given.
-        let grant = match self.ground.claims.get(&claim.uid) {
-            Some(known) if known.pod.as_str() == pod => known.grant,
-            _ => self.grant(kind, &gpu, &object)?,
+        let known = self.ground.claims.get(&claim.uid).filter(|known| known.pod.as_str() == pod);
+        let (grant, known) = match known {
+            Some(known) => (known.grant, true),
+            None => (self.grant(kind, &gpu, &object)?, false),
         };
         let job = JobId::new(&pod).map_err(|error| format!("claim {name}: {error}"))?;
         self.ground.claims.insert(&claim.uid, Claimed { pod: job, kind, grant: grant.clone() })?;
@@ -216,7 +217,16 @@ impl Driver {
             Kind::Online => Injection::online(&gpu, &self.ground.paths),
             Kind::Offline => {
                 let placed = placed::with(&object, grant)?;
-                let control = self.ground.attach(&placed).await?;
+                let control = match self.ground.attach(&placed).await {
+                    Ok(control) => control,
+                    Err(why) => {
+                        // Not given, so the next attempt asks anew what may be given.
+                        if !known {
+                            self.ground.claims.remove(&claim.uid)?;
+                        }
+                        return Err(why);
+                    }
+                };
                 Injection::offline(&gpu, &self.ground.paths, placed.share, &control)
             }
         };

@@ -13,9 +13,10 @@ use muxflow_types::JobId;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 
-use super::ground::{Attached, Ground, Wish};
+use super::ground::{Ground, Wish};
 use crate::events::Teller;
 use crate::resource::State;
+use crate::scheduler::pods::PodName;
 
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -26,6 +27,12 @@ pub(crate) struct Evictor {
     teller: Teller,
     ground: Arc<Ground>,
     wanted: BTreeMap<JobId, Wanted>,
+}
+
+/// A pod, and the GPU that it leaves.
+struct Leaver {
+    pod: PodName,
+    gpu: String,
 }
 
 struct Wanted {
@@ -49,8 +56,7 @@ impl Evictor {
             tokio::select! {
                 wish = wishes.recv() => {
                     let Some(wish) = wish else { return };
-                    let wanted = Wanted { next: Instant::now(), refused: false, wish };
-                    self.wanted.entry(wanted.wish.job.clone()).or_insert(wanted);
+                    self.want(wish);
                 }
                 () = tokio::time::sleep(Duration::from_millis(500)) => {}
                 _ = stop.wait_for(|stop| *stop) => return,
@@ -67,6 +73,17 @@ impl Evictor {
         }
     }
 
+    /// Remembers a wish. One that stands whatever becomes of the GPU is not given up for one that
+    /// ends with its illness.
+    fn want(&mut self, wish: Wish) {
+        let known = self.wanted.get(&wish.job);
+        if known.is_some_and(|known| wish.while_ill || !known.wish.while_ill) {
+            return;
+        }
+        let wanted = Wanted { next: Instant::now(), refused: false, wish };
+        self.wanted.insert(wanted.wish.job.clone(), wanted);
+    }
+
     async fn pursue(&mut self, job: &JobId) {
         let Some((wish, refused)) = self.wanted.get(job).map(|w| (w.wish.clone(), w.refused))
         else {
@@ -77,7 +94,8 @@ impl Evictor {
             self.wanted.remove(job);
             return;
         };
-        let attached = Attached { pod: pod.pod.clone(), gpu: pod.gpu.to_string() };
+        let (gpu, pod) = (pod.gpu.to_string(), pod.pod);
+        let attached = Leaver { pod, gpu };
         let executor = &self.ground.executor;
         let state = executor.read(&attached.gpu).map(|reading| reading.state);
         let well = matches!(state, Some(State::Healthy | State::Unhealthy));
@@ -106,7 +124,7 @@ impl Evictor {
         }
     }
 
-    async fn evict(&self, attached: &Attached, wish: &Wish, refused: bool) -> Asked {
+    async fn evict(&self, attached: &Leaver, wish: &Wish, refused: bool) -> Asked {
         let pod = &attached.pod;
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
         let preconditions = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };

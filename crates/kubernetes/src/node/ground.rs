@@ -19,7 +19,7 @@ use crate::device::grpc;
 use crate::device::inject::HostPaths;
 use crate::device::wire::{Empty, Holders, LIST_HOLDERS};
 use crate::dra::claims;
-use crate::scheduler::pods::PodName;
+use crate::scheduler::pods::{self, PodName};
 
 /// A guest that must leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +40,8 @@ pub struct Wish {
 pub(crate) struct Attached {
     pub(crate) pod: PodName,
     pub(crate) gpu: String,
+    /// By a claim, whose end is its end.
+    pub(crate) claimed: bool,
 }
 
 /// The common ground.
@@ -121,6 +123,12 @@ impl Ground {
         placed::all(&self.pods, &self.claims.offline())
     }
 
+    /// The pod of a guest, if it is not over, whatever its annotations have come to say.
+    pub(crate) fn pod_of(&self, job: &JobId) -> Option<Arc<Pod>> {
+        let is_it = |pod: &Pod| pod.metadata.uid.as_deref() == Some(job.as_str());
+        self.pods.find(|pod| is_it(pod) && !pods::is_finished(pod))
+    }
+
     /// Pods that have been let in.
     pub(crate) fn attached(&self) -> BTreeSet<JobId> {
         self.guests().keys().cloned().collect()
@@ -142,7 +150,11 @@ impl Ground {
         };
         let letting = tokio::task::spawn_blocking(move || executor.attach(&gpu, spec));
         let dir = letting.await.map_err(|error| error.to_string())??;
-        let attached = Attached { pod: placed.pod.clone(), gpu: placed.gpu.to_string() };
+        let attached = Attached {
+            pod: placed.pod.clone(),
+            gpu: placed.gpu.to_string(),
+            claimed: self.claims.offline().contains_key(&placed.job),
+        };
         self.guests().insert(placed.job.clone(), attached);
         Ok(dir)
     }

@@ -16,6 +16,7 @@ use super::placed::Placed;
 use crate::device::plugin::Kind;
 use crate::device::wire::{Device, HEALTHY, UNHEALTHY};
 use crate::resource::State;
+use crate::scheduler::pods;
 
 const TURN_EVERY: Duration = Duration::from_millis(500);
 
@@ -87,7 +88,13 @@ impl Local {
         let guests: Vec<(JobId, Attached)> =
             self.ground.guests().iter().map(|(job, a)| (job.clone(), a.clone())).collect();
         for (job, attached) in guests {
-            match living.get(&job) {
+            let leaving = match living.get(&job) {
+                Some(pod) => Some(pod.leaving),
+                None if attached.claimed => None,
+                // Annotations that were taken away from a running pod take nothing off the GPU.
+                None => self.ground.pod_of(&job).map(|pod| pods::is_leaving(&pod)),
+            };
+            match leaving {
                 None => {
                     self.ground.executor.detach(&attached.gpu, &job);
                     self.ground.guests().remove(&job);
@@ -95,10 +102,26 @@ impl Local {
                     self.verified.retain(|(of, _)| *of != job);
                     self.urgent.notify_one();
                 }
-                Some(pod) if pod.leaving && self.draining.insert(job.clone()) => {
+                Some(true) if self.draining.insert(job.clone()) => {
                     self.ground.executor.drain(&attached.gpu, &job, "the pod is deleted");
                 }
                 Some(_) => {}
+            }
+        }
+        self.see_off_strangers();
+    }
+
+    /// A guest that this loop never let in, of a pod that is over, would keep its place for ever.
+    fn see_off_strangers(&self) {
+        let executor = &self.ground.executor;
+        for gpu in executor.gpus() {
+            let guest = executor.read(&gpu.uuid).and_then(|reading| reading.guest);
+            let Some(job) = guest.filter(|job| !self.ground.guests().contains_key(job)) else {
+                continue;
+            };
+            if self.ground.pod_of(&job).is_none() {
+                tracing::warn!(gpu = gpu.uuid, %job, "the guest's pod is over");
+                executor.detach(&gpu.uuid, &job);
             }
         }
     }

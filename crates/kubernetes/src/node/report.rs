@@ -15,6 +15,7 @@ use super::Settings;
 use super::executor::{LocalGpu, Reading};
 use super::ground::Ground;
 use super::placed;
+use crate::device::wire::Holders;
 use crate::names;
 use crate::resource::{Gpu, GpuSpec, GpuStatus, OnlineStatus};
 use crate::scheduler::pods;
@@ -135,17 +136,28 @@ impl Reporter {
     /// Which online pod holds which GPU, by the kubelet.
     async fn find_services(&self) {
         let asked = tokio::time::timeout(Duration::from_secs(5), self.ground.holders()).await;
-        let holders = match asked {
-            Ok(Ok(holders)) => holders,
+        // Who holds what by claims is known here; what only the kubelet knows stays as it was.
+        let mut services = match asked {
+            Ok(Ok(holders)) => self.holding(&holders),
             Ok(Err(status)) => {
                 tracing::warn!(why = status.message(), "the kubelet does not say who holds GPUs");
-                return;
+                self.services.read().clone()
             }
             Err(_) => {
                 tracing::warn!("the kubelet does not answer who holds GPUs");
-                return;
+                self.services.read().clone()
             }
         };
+        for (gpu, uid) in self.ground.claims.online() {
+            let uid = uid.as_str();
+            if let Some(pod) = self.ground.pods.find(|p| p.metadata.uid.as_deref() == Some(uid)) {
+                services.insert(gpu, service_of(&pod));
+            }
+        }
+        *self.services.read() = services;
+    }
+
+    fn holding(&self, holders: &Holders) -> BTreeMap<String, Service> {
         let mut services = BTreeMap::new();
         for holder in &holders.pods {
             let Some(pod) = placed::find(&self.ground.pods, &holder.namespace, &holder.name) else {
@@ -156,13 +168,7 @@ impl Reporter {
                 services.extend(device.ids.iter().map(|id| (id.clone(), service_of(&pod))));
             }
         }
-        for (gpu, uid) in self.ground.claims.online() {
-            let uid = uid.as_str();
-            if let Some(pod) = self.ground.pods.find(|p| p.metadata.uid.as_deref() == Some(uid)) {
-                services.insert(gpu, service_of(&pod));
-            }
-        }
-        *self.services.read() = services;
+        services
     }
 
     async fn report(&mut self, gpu: &LocalGpu) {
