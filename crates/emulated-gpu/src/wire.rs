@@ -108,9 +108,18 @@ pub unsafe trait Plain: Copy {
 // SAFETY: two u32 and seven u64, no padding.
 unsafe impl Plain for Message {}
 
-/// One end of a connection, and the process that made it.
+/// One end of a connection, the process that made it, and whether it waits for a full socket.
 #[derive(Debug)]
-pub struct Socket(OwnedFd, u32);
+pub struct Socket(OwnedFd, u32, Patience);
+
+/// Whether a sender waits until the other end has read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    /// A client waits for its device.
+    Waits,
+    /// A device serves many and waits for none.
+    Never,
+}
 
 /// What was received.
 #[derive(Debug)]
@@ -180,7 +189,8 @@ pub fn accept(listener: BorrowedFd<'_>) -> Option<Socket> {
         libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
     };
     // SAFETY: the descriptor was just made and belongs to nobody else.
-    (fd >= 0).then(|| Socket(unsafe { OwnedFd::from_raw_fd(fd) }, std::process::id()))
+    (fd >= 0)
+        .then(|| Socket(unsafe { OwnedFd::from_raw_fd(fd) }, std::process::id(), Patience::Never))
 }
 
 impl Socket {
@@ -192,7 +202,7 @@ impl Socket {
         if unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Socket(fd, std::process::id()))
+        Ok(Socket(fd, std::process::id(), Patience::Waits))
     }
 
     /// The descriptor, for polling.
@@ -235,8 +245,8 @@ impl Socket {
         }
     }
 
-    /// Sends a message, its tail and descriptors; never blocks on a full socket for the device's
-    /// sake, and never raises SIGPIPE.
+    /// Sends a message, its tail and descriptors; never raises SIGPIPE. The end that was connected to
+    /// never waits for a full socket: that is an error that would block.
     pub fn send(&self, message: &Message, tail: &[u8], fds: &[RawFd]) -> io::Result<()> {
         let mut parts = [
             libc::iovec {
@@ -269,9 +279,13 @@ impl Socket {
                 );
             }
         }
+        let flags = match self.2 {
+            Patience::Waits => libc::MSG_NOSIGNAL,
+            Patience::Never => libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+        };
         loop {
             // SAFETY: the header and everything it points to live until the call returns.
-            let sent = unsafe { libc::sendmsg(self.fd(), &raw const header, libc::MSG_NOSIGNAL) };
+            let sent = unsafe { libc::sendmsg(self.fd(), &raw const header, flags) };
             if sent >= 0 {
                 return Ok(());
             }
@@ -347,5 +361,23 @@ fn descriptors(header: &libc::msghdr) -> Vec<OwnedFd> {
 impl std::os::fd::AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn the_end_that_serves_never_waits_for_one_that_does_not_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("socket");
+        let listener = listen(&path).expect("it listens");
+        let _idle = Socket::connect(&path).expect("it connects");
+        let served = accept(listener.as_fd()).expect("somebody waits");
+        let message = Message::new(Kind::Event, &[1, 2, 3]);
+        let refused = (0..1_000_000).find_map(|_| served.send(&message, &[], &[]).err());
+        assert_eq!(refused.map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
     }
 }

@@ -284,7 +284,9 @@ impl<'a> Engine<'a> {
         sum.sm_activity += o.sm_activity;
         let total = self.scenario.pools[gpu.pool].profile.memory;
         sum.memory += self.memory(g).share_of(total).map_or(0.0, Percent::fraction);
-        self.counts.overloaded_minutes += u64::from(o.overloaded);
+        if o.overloaded {
+            self.counts.overloaded_minutes += self.scenario.tick_s / 60.0;
+        }
         if sum.at_s <= self.scenario.horizon_s {
             let s = &mut self.service_sums[gpu.service];
             s.0 += rate * o.latency_ms;
@@ -305,7 +307,6 @@ impl<'a> Engine<'a> {
     fn finish(self, predictor_name: &str, total_s: f64) -> RunResult {
         let mut counts = self.counts;
         counts.outcomes = self.outcomes.distinct() as u64;
-        counts.events += self.queue.pushed();
         let record = |j: &Job| JobRecord {
             submit_s: j.submit_s,
             start_s: j.start_s,

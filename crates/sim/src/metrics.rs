@@ -86,7 +86,7 @@ pub struct Counts {
     /// Different states of a GPU that were computed.
     pub outcomes: u64,
     /// Minutes of replicas that got more requests than they can serve.
-    pub overloaded_minutes: u64,
+    pub overloaded_minutes: f64,
 }
 
 /// Real time spent, by what on. Not part of a result's bytes.

@@ -81,11 +81,6 @@ impl<E> EventQueue<E> {
         self.now_us = entry.at_us;
         Some(entry.event)
     }
-
-    /// How many events were ever added.
-    pub fn pushed(&self) -> u64 {
-        self.next_number
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::sync::atomic::Ordering;
 
 use muxflow_gpu_model::Rng;
@@ -240,13 +240,16 @@ impl Device {
         }
     }
 
-    /// Sends an event to all who asked for it.
+    /// Sends an event to all who asked for it. Who does not read loses events, and delays nobody.
     fn tell_observers(&mut self, kind: u64, data: u64) {
         let time = self.engine.now_ns() as u64;
         let message = Message::new(Kind::Event, &[kind, data, time]);
         let mut gone = Vec::new();
         for (key, peer) in &self.peers {
-            if peer.subscribed & kind != 0 && peer.socket.send(&message, &[], &[]).is_err() {
+            if peer.subscribed & kind != 0
+                && let Err(error) = peer.socket.send(&message, &[], &[])
+                && error.kind() != ErrorKind::WouldBlock
+            {
                 gone.push(*key);
             }
         }
