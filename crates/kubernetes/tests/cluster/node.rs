@@ -255,6 +255,19 @@ pub(crate) async fn a_budget_says_no(stage: &mut Stage) {
     let pod = world.pods.get("held").await.unwrap();
     assert!(pod.metadata.deletion_timestamp.is_none());
     assert!(!executor.was_told("drain", &uid));
+
+    // A pod that must leave whatever becomes of the GPU leaves though the GPU recovers meanwhile.
+    let uid = bound(stage, "astray", json!({"labels": {"keep": "me"}})).await;
+    wait("the pod let in", || async { executor.guests.lock().unwrap().get(&uid).cloned() }).await;
+    executor.set(State::Overlimit);
+    wishes.send(overlimit(&uid)).unwrap();
+    world.wait_for_event("astray", "EvictionRefused").await;
+    let astray = Wish { reason: "WrongGpu", while_ill: false, ..overlimit(&uid) };
+    wishes.send(astray).unwrap();
+    executor.set(State::Healthy);
+    budgets.delete("keep", &DeleteParams::default()).await.unwrap();
+    world.wait_for_event("astray", "WrongGpu").await;
+    wait("the guest gone", || async { executor.was_told("detach", &uid).then_some(()) }).await;
     node.stop().await;
 }
 
@@ -272,6 +285,9 @@ pub(crate) async fn deleting_drains(stage: &mut Stage) {
     let Side { node, executor, .. } = side(stage, stage.client.clone()).await;
     wait("the pod taken over", || async { executor.guests.lock().unwrap().get(&uid).cloned() })
         .await;
+    // What somebody does to its annotations takes nothing off the GPU: it is still a guest to drain.
+    let bare = json!({"metadata": {"annotations": {names::GPU: null}}});
+    world.pods.patch("deleted", &PatchParams::default(), &Patch::Merge(bare)).await.unwrap();
     world.pods.delete("deleted", &DeleteParams::default()).await.unwrap();
     wait("the guest drained", || async { executor.was_told("drain", &uid).then_some(()) }).await;
     let free = json!({"metadata": {"finalizers": null}});
