@@ -45,6 +45,32 @@ pub(crate) fn context_lost() {
     MODE.store(mode::UNKNOWN, Ordering::Release);
 }
 
+/// Stands in an entry for a stream that was destroyed: no mark may be put into it any more.
+const DESTROYED: usize = usize::MAX;
+
+/// A stream is about to be destroyed. Marks that are in it are still reached and seen; what has none
+/// yet (fewer than a mark's worth for each thread) goes uncounted.
+pub(crate) fn stream_lost(stream: CUstream) {
+    let gone = stream as usize + 1;
+    for record in record::all() {
+        // The fast path would count into the entry of this stream; a new one may have its handle.
+        if record.stream.load(Ordering::Relaxed) == gone {
+            record.stream.store(0, Ordering::Relaxed);
+        }
+        for entry in record.used_entries() {
+            if entry.stream.load(Ordering::Relaxed) == gone {
+                entry.stream.store(DESTROYED, Ordering::Relaxed);
+                entry.pending.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Whether marks may be put into the stream of an entry.
+pub(crate) fn takes_marks(entry: &Entry) -> bool {
+    !matches!(entry.stream.load(Ordering::Relaxed), 0 | DESTROYED)
+}
+
 /// Launches between marks in the present mode.
 pub(crate) fn mark_every() -> u32 {
     if MODE.load(Ordering::Relaxed) == mode::EVENTS { MARK_EVENT } else { MARK }
@@ -167,8 +193,7 @@ pub(crate) fn unmarked(record: &Record) -> u64 {
 /// Marks everything that this thread has launched, so that its end can be seen.
 pub(crate) fn mark_all(record: &Record) {
     for (index, entry) in record.used_entries().iter().enumerate() {
-        let used = entry.stream.load(Ordering::Relaxed) != 0;
-        if used && entry.pending.load(Ordering::Relaxed) > 0 {
+        if takes_marks(entry) && entry.pending.load(Ordering::Relaxed) > 0 {
             mark(record, index);
         }
     }
@@ -241,5 +266,31 @@ pub(crate) fn poll(record: &Record) {
         if answer != CUDA_ERROR_NOT_READY {
             word.store(marked, Ordering::Release);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_put_into_a_stream_that_was_destroyed() {
+        let record = record::claim().expect("a record");
+        let stream = 0x1000_usize;
+        let index = entry_of(record, stream);
+        let entry = &record.entries[index];
+        entry.pending.store(3, Ordering::Relaxed);
+        record.stream.store(stream + 1, Ordering::Relaxed);
+        assert_eq!(unmarked(record), 3);
+
+        stream_lost(stream as CUstream);
+        assert_eq!(unmarked(record), 0);
+        assert!(!takes_marks(entry));
+        assert_eq!(record.stream.load(Ordering::Relaxed), 0, "the fast path is off");
+
+        // A mark is on its way: a new stream of the same handle gets an entry of its own.
+        entry.marked.store(entry.marked.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        WORDS.store(sys::map_private(WORDS_BYTES).cast(), Ordering::Release);
+        assert_ne!(entry_of(record, stream), index);
     }
 }

@@ -222,7 +222,9 @@ fn flush(record: &Record) {
     }
     add(&record.launched, used.cast_unsigned());
     record.credit.store(record.credit.load(Ordering::Relaxed) - used, Ordering::Relaxed);
-    if let Some(entry) = record.entries.get(record.current.load(Ordering::Relaxed)) {
+    if let Some(entry) = record.entries.get(record.current.load(Ordering::Relaxed))
+        && flight::takes_marks(entry)
+    {
         let pending = entry.pending.load(Ordering::Relaxed) + u32::try_from(used).unwrap_or(0);
         entry.pending.store(pending, Ordering::Relaxed);
     }

@@ -11,7 +11,7 @@ use muxflow_abi::cuda::{
 
 use crate::hook::{Hook, peek};
 use crate::table::index;
-use crate::{gate, graph};
+use crate::{flight, gate, graph};
 
 /// The stream that null means in a per-thread variant.
 #[inline(always)]
@@ -161,6 +161,11 @@ hooks! {
         stream: CUstream,
     ) |real| {
         gate::pass(function as usize, stream, || real(function, width, height, stream))
+    }
+
+    fn cuStreamDestroy | cuStreamDestroy_v2(stream: CUstream) |real| {
+        flight::stream_lost(stream);
+        real(stream)
     }
 
     fn cuStreamSynchronize | cuStreamSynchronize_ptsz(stream: CUstream) |real| {
