@@ -4,24 +4,32 @@ use std::collections::BTreeMap;
 
 use muxflow_gpu_model::{ClientId, Gap, GpuProfile, Resident, Rng, Sharing, Tenant, averaged};
 
-use super::data::{Mix, ShareCurve, SliceRow, TrainingPair};
+use super::data::{Mix, ShareCurve, SliceRow};
 use super::search::{Range, minimise};
 
 /// A workload of which only speeds are known: gap, SMs filled, issue, bandwidth, each 0 to 1.
 pub(crate) type Latent = [f64; 4];
 
-const START: Latent = [0.15, 0.7, 0.6, 0.4];
-const RANGES: [Range; 4] = [
+pub(crate) const START: Latent = [0.15, 0.7, 0.6, 0.4];
+pub(crate) const RANGES: [Range; 4] = [
     Range { low: 0.0, high: 0.95 },
     Range { low: 0.03, high: 1.0 },
     Range { low: 0.05, high: 1.0 },
     Range { low: 0.0, high: 1.0 },
 ];
+/// Where the search for SM power (W), clock exponent and bandwidth saturation begins. What a profile
+/// held before is never read: the result is a function of the measurements alone.
+pub(crate) const POWER_START: [f64; 3] = [320.0, 2.0, 0.45];
+/// Where the search for cache and DRAM interference begins, on every type. The error has several
+/// optima, nearly as good as each other, so this start is also what chooses among them.
+pub(crate) const INTERFERENCE_START: [f64; 2] = [0.10, 0.25];
+pub(crate) const INTERFERENCE_RANGES: [Range; 2] =
+    [Range { low: 0.0, high: 1.0 }, Range { low: 0.0, high: 2.0 }];
 /// Occupancy cannot be told from speeds; a typical value.
 const OCCUPANCY: f64 = 0.4;
 const PERIOD_US: f64 = 1000.0;
 
-fn tenant(latent: &Latent, full_sms: f64, bandwidth_scale: f64, cap_sms: f64) -> Tenant {
+pub(crate) fn tenant(latent: &Latent, full_sms: f64, bandwidth_scale: f64, cap_sms: f64) -> Tenant {
     let [gap, fill, issue, bandwidth] = *latent;
     Tenant {
         kernel: Resident {
@@ -40,8 +48,13 @@ fn tenant(latent: &Latent, full_sms: f64, bandwidth_scale: f64, cap_sms: f64) ->
     }
 }
 
-fn solo(profile: &GpuProfile, t: Tenant) -> f64 {
+pub(crate) fn solo(profile: &GpuProfile, t: Tenant) -> f64 {
     averaged(profile, &Sharing::Mps, &[t]).iterations_per_s[0]
+}
+
+pub(crate) fn set_interference(profile: &mut GpuProfile, x: &[f64]) {
+    profile.contention.cache_interference = x[0];
+    profile.contention.dram_interference = x[1];
 }
 
 /// Errors of one part of a dataset.
@@ -80,8 +93,7 @@ fn fit_curve(profile: &GpuProfile, c: &ShareCurve) -> (Latent, f64) {
 /// 100 % fix the workload, the other five are predicted.
 pub(crate) fn muxserve(profile: &mut GpuProfile, curves: &[ShareCurve]) -> [Errors; 2] {
     let train: Vec<&ShareCurve> = curves.iter().step_by(2).step_by(8).collect();
-    let mut x =
-        [profile.power.sm_w, profile.power.exponent, profile.contention.bandwidth_saturation_share];
+    let mut x = POWER_START;
     let ranges = [
         Range { low: 250.0, high: 900.0 },
         Range { low: 1.2, high: 3.0 },
@@ -193,12 +205,10 @@ pub(crate) fn parvagpu(
         |model: &String| models.iter().position(|m| *m == model).is_some_and(|i| i % 2 == 0);
     let fitted: Vec<(&(String, u32), &Vec<SliceRow>, Latent)> =
         rows.iter().map(|(k, r)| (k, r, fit_slices(profile, r))).collect();
-    let mut x = [profile.contention.cache_interference, profile.contention.dram_interference];
-    let ranges = [Range { low: 0.0, high: 1.0 }, Range { low: 0.0, high: 2.0 }];
+    let mut x = INTERFERENCE_START;
     let mut trial = profile.clone();
-    minimise(&mut x, &ranges, 10, |x| {
-        trial.contention.cache_interference = x[0];
-        trial.contention.dram_interference = x[1];
+    minimise(&mut x, &INTERFERENCE_RANGES, 10, |x| {
+        set_interference(&mut trial, x);
         fitted
             .iter()
             .filter(|(k, _, _)| is_train(&k.0))
@@ -206,8 +216,7 @@ pub(crate) fn parvagpu(
             .map(|e| e * e)
             .sum()
     });
-    profile.contention.cache_interference = x[0];
-    profile.contention.dram_interference = x[1];
+    set_interference(profile, &x);
     let mut out = [Errors::default(), Errors::default()];
     for (k, r, l) in &fitted {
         let e = slice_errors(profile, r, l);
@@ -299,86 +308,4 @@ pub(crate) fn miso(profile: &GpuProfile, curves: &[[f64; 3]], mixes: &[Mix]) -> 
         }
         out
     })
-}
-
-fn pair_speeds(profile: &GpuProfile, sharing: &Sharing, a: &Latent, b: &Latent) -> [f64; 2] {
-    let sms = f64::from(profile.sms);
-    let t = [a, b].map(|l| tenant(l, sms, 1.0, sms));
-    let both = averaged(profile, sharing, &t);
-    [0, 1].map(|i| both.iterations_per_s[i] / solo(profile, t[i]))
-}
-
-/// Gavel: latents of 26 job types and the two interference parameters from 70 % of the pairs; the
-/// others are predicted. Returns the better of space and time sharing on the fitted part.
-pub(crate) fn gavel(
-    profile: &mut GpuProfile,
-    jobs: usize,
-    pairs: &[TrainingPair],
-) -> (Sharing, [Errors; 2]) {
-    let mut order: Vec<usize> = (0..pairs.len()).collect();
-    Rng::new(6).shuffle(&mut order);
-    let cut = pairs.len() * 7 / 10;
-    let train: Vec<TrainingPair> = order[..cut].iter().map(|&i| pairs[i]).collect();
-    let test: Vec<TrainingPair> = order[cut..].iter().map(|&i| pairs[i]).collect();
-    let fits = [Sharing::Mps, Sharing::TimeSlice].map(|s| gavel_mode(profile, &s, jobs, &train));
-    let [mps, slices] = fits;
-    let (sharing, (_, fitted, latents)) =
-        if mps.0 <= slices.0 { (Sharing::Mps, mps) } else { (Sharing::TimeSlice, slices) };
-    *profile = fitted;
-    let n = train.iter().map(|_| 2.0).sum::<f64>();
-    let mean = train.iter().flat_map(|p| p.speeds).sum::<f64>() / n;
-    let parts = [train, test].map(|part| {
-        let mut out = Errors::default();
-        for p in &part {
-            let said = pair_speeds(profile, &sharing, &latents[p.jobs[0]], &latents[p.jobs[1]]);
-            for (said, truth) in said.iter().zip(p.speeds) {
-                out.model.push(said - truth);
-                out.baseline.push(mean - truth);
-            }
-        }
-        out
-    });
-    (sharing, parts)
-}
-
-fn gavel_mode(
-    profile: &GpuProfile,
-    sharing: &Sharing,
-    jobs: usize,
-    train: &[TrainingPair],
-) -> (f64, GpuProfile, Vec<Latent>) {
-    let mut profile = profile.clone();
-    let mut latents = vec![START; jobs];
-    let cost = |profile: &GpuProfile, latents: &[Latent], only: Option<usize>| -> f64 {
-        train
-            .iter()
-            .filter(|p| only.is_none_or(|j| p.jobs.contains(&j)))
-            .map(|p| {
-                let said = pair_speeds(profile, sharing, &latents[p.jobs[0]], &latents[p.jobs[1]]);
-                (0..2).map(|i| (said[i] - p.speeds[i]).powi(2)).sum::<f64>()
-            })
-            .sum()
-    };
-    for _ in 0..4 {
-        for job in 0..jobs {
-            let mut own = latents[job];
-            let mut trial = latents.clone();
-            minimise(&mut own, &RANGES, 6, |x| {
-                trial[job] = [x[0], x[1], x[2], x[3]];
-                cost(&profile, &trial, Some(job))
-            });
-            latents[job] = own;
-        }
-        let mut x = [profile.contention.cache_interference, profile.contention.dram_interference];
-        let ranges = [Range { low: 0.0, high: 1.0 }, Range { low: 0.0, high: 2.0 }];
-        let mut trial = profile.clone();
-        minimise(&mut x, &ranges, 4, |x| {
-            trial.contention.cache_interference = x[0];
-            trial.contention.dram_interference = x[1];
-            cost(&trial, &latents, None)
-        });
-        profile.contention.cache_interference = x[0];
-        profile.contention.dram_interference = x[1];
-    }
-    (cost(&profile, &latents, None), profile, latents)
 }
