@@ -156,7 +156,7 @@ fn value(field: c_ushort, stats: &Stats, facts: &Facts) -> Option<Value> {
         155 => Value::Double(f64::from(stats.power_mw[0]) / 1e3),
         203 => Value::Integer(stats.utilisation_pct[0].into()),
         230 => Value::Integer(stats.xid[0].into()),
-        250 => mib(facts.memory_bytes[0]),
+        250 => mib(facts.memory_bytes.iter().sum()),
         251 => mib(facts.memory_bytes[0].saturating_sub(stats.used_bytes)),
         252 => mib(stats.used_bytes),
         1001..=1005 => Value::Double(stats.profiling[usize::from(field - 1001)]),

@@ -43,7 +43,7 @@ pub struct Facts {
     pub l2_bytes: u64,
     /// Shared memory of an SM, and what one block may opt into.
     pub shared_bytes: [u64; 2],
-    /// All memory, and what is reserved for the driver.
+    /// What programs can have, and what the driver keeps beside it.
     pub memory_bytes: [u64; 2],
     /// Memory that a context takes.
     pub context_bytes: u64,

@@ -101,6 +101,14 @@ impl Profile {
         if !(0.1..=1000.0).contains(&pcie) {
             return Err(format!("`pcie_gb_s` is {pcie}, it must lie between 0.1 and 1000"));
         }
+        let reserved = file.reserved_memory_mib << 20;
+        let usable = model.memory.0.checked_sub(reserved).filter(|b| *b > 0).ok_or_else(|| {
+            format!(
+                "`reserved_memory_mib` is {}, it must be less than the model's memory of {} MiB",
+                file.reserved_memory_mib,
+                model.memory.0 >> 20
+            )
+        })?;
         let features =
             u32::from(file.gpm) | u32::from(file.ecc) << 1 | 4 | u32::from(file.nvlink) << 3;
         let watts = (model.power.limit_w * 1000.0) as u32;
@@ -127,7 +135,7 @@ impl Profile {
                 file.shared_memory_per_sm_kib << 10,
                 file.shared_memory_per_block_optin_kib << 10,
             ],
-            memory_bytes: [model.memory.0, file.reserved_memory_mib << 20],
+            memory_bytes: [usable, reserved],
             context_bytes: model.context_memory.0,
             dram_bytes_per_s: model.bandwidth_gb_s * 1e9,
             flops: model.compute_tflops * 1e12,
@@ -163,11 +171,31 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_what_the_vendors_tools_show() {
+        for (name, total_mib) in [("t4", 15_360), ("a10", 23_028), ("a100", 40_960)] {
+            let profile = Profile::parse(Profile::built_in_text(name).unwrap()).unwrap();
+            let [usable, reserved] = profile.facts.memory_bytes;
+            assert_eq!((usable + reserved) >> 20, total_mib, "{name}");
+            assert!(reserved > 0, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_h100_contends_as_the_a100_that_it_says_it_takes() {
+        let [a, h] =
+            ["a100", "h100"].map(|n| Profile::parse(Profile::built_in_text(n).unwrap()).unwrap());
+        assert_eq!(h.model.contention, a.model.contention);
+    }
+
+    #[test]
     fn a_bad_profile_names_the_field() {
         let t4 = Profile::built_in_text("t4").unwrap();
         let error = Profile::parse(&t4.replace("pcie_gb_s", "pcie_gbs")).unwrap_err();
         assert!(error.contains("pcie_gbs"), "{error}");
         let error = Profile::parse(&t4.replace("model_name", "# model_name")).unwrap_err();
         assert!(error.contains("model_name"), "{error}");
+        let all = t4.replace("reserved_memory_mib = 450", "reserved_memory_mib = 15360");
+        let error = Profile::parse(&all).unwrap_err();
+        assert!(error.contains("reserved_memory_mib"), "{error}");
     }
 }

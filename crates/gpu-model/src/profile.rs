@@ -54,7 +54,7 @@ pub struct GpuProfile {
     pub gpu_type: GpuType,
     /// How many SMs it has.
     pub sms: u32,
-    /// Memory that programs can use.
+    /// All its memory, as the vendor's tools show it; the driver keeps a few per cent of it.
     pub memory: Bytes,
     /// Memory that each client's context takes.
     pub context_memory: Bytes,
