@@ -50,6 +50,21 @@ fn a_tolerant_service_lends_more_than_a_strict_one() {
     // Whoever is strict is no worse off than under the one threshold.
     assert!(each.by_service[0].1 < one.by_service[0].1 + 0.01, "{:?}", each.by_service);
     assert!(each.by_service[1].1 < 1.5 && each.by_service[2].1 < 1.5, "{:?}", each.by_service);
+    // No more than the published 1.5 % of executions.
+    assert!(one.summary().eviction_pct < 1.5 && each.summary().eviction_pct < 1.5);
+}
+
+#[test]
+fn a_budget_that_is_never_used_up_is_a_gain_and_hardly_evicts() {
+    let mut s = backlog();
+    for service in &mut s.services {
+        service.slowdown_budget = 10.0;
+    }
+    let (plain, budget) = (named(&s, "muxflow"), named(&s, "muxflow-budget"));
+    let (plain, budget) = (plain.summary(), budget.summary());
+    assert!(budget.jct_mean_s < plain.jct_mean_s, "{budget:?} {plain:?}");
+    assert!(budget.oversold > plain.oversold, "{budget:?} {plain:?}");
+    assert!(budget.eviction_pct < 1.5, "{budget:?}");
 }
 
 #[test]

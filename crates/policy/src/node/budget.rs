@@ -4,9 +4,13 @@
 //! set point) and leaves open how to choose the threshold for each service. Here the choice is a
 //! closed loop: what the service loses beside its neighbours is measured (its latency against the
 //! same with the gate closed for a short window), compared with its budget, and one number, the
-//! level, is moved. At level ½ the service lends as the paper's rule says; below, it keeps more SMs
-//! than the forecast and the gate holds a lower load; above, it lends more and the gate holds a
-//! higher one.
+//! level, is moved. At level ½ the service lends as the paper's rule says; below, it lends a part of
+//! those SMs and the gate holds a lower load; above, the gate holds a higher one, up to what
+//! health still calls well.
+//!
+//! What a tolerant service lends above the rule is the gate's alone. SMs are lent for as long as a
+//! job stays, and a quiet night would lend what the morning needs; the gate takes back at once. And
+//! a load that the watch evicts for is nobody's gain, whatever the budget says.
 
 use muxflow_types::{Percent, SmCount, SmShare, UnitError};
 
@@ -56,22 +60,31 @@ impl BudgetLaw {
         self.level = (self.level + change).clamp(0.0, 1.0);
     }
 
-    /// The SMs to lend beside a service that will need this activity.
+    /// The SMs to lend beside a service that will need this activity: what the rule says from ½ on,
+    /// less below, nothing at 0. It is what the planner sees, so jobs go where more is lent; a job
+    /// that is here already is held by the gate.
     pub fn share(
         &self,
         params: &ShareParams,
         demand: Percent,
         total: SmCount,
     ) -> Result<SmShare, UnitError> {
-        // Twice the forecast is kept at level 0, the forecast at ½, nothing of it at 1.
-        let kept = Percent::clamped(demand.value() * 2.0 * (1.0 - self.level));
-        params.share(kept.unwrap_or(Percent::FULL), total)
+        let rule = params.share(demand, total)?;
+        let part = (self.level / NEUTRAL).min(1.0);
+        let sms =
+            (1..=rule.sms().0).rev().find(|n| f64::from(*n) <= f64::from(rule.sms().0) * part);
+        let share = SmShare::new(SmCount(sms.unwrap_or(0)), total)?;
+        if share.percent() < params.min_share {
+            return SmShare::new(SmCount(0), total);
+        }
+        Ok(share)
     }
 
-    /// The GPU load that the gate holds, where the common set point is `base`: from half of it at
-    /// level 0 to 1½ times at level 1, and never up to where the gate shuts.
-    pub fn set_point(&self, base: f64, shut_at: f64) -> f64 {
-        (base * (0.5 + self.level)).min(shut_at * 0.95)
+    /// The GPU load that the gate holds, where the common set point is `base` and `most` the load
+    /// up to which health has no complaint: half of `base` at level 0, `base` at ½, `most` at 1.
+    pub fn set_point(&self, base: f64, most: f64) -> f64 {
+        let above = (self.level - NEUTRAL).max(0.0) / (1.0 - NEUTRAL);
+        base * (0.5 + self.level.min(NEUTRAL)) + (most - base).max(0.0) * above
     }
 }
 
@@ -92,7 +105,32 @@ mod tests {
                 params.share(demand, total).unwrap()
             );
         }
-        assert!((law.set_point(0.6, 1.0) - 0.6).abs() < 1e-12);
+        assert!((law.set_point(0.6, 0.7) - 0.6).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_quiet_night_does_not_lend_what_the_morning_needs() {
+        let mut law = BudgetLaw::default();
+        for _ in 0..40 {
+            law.step(0.0, 0.3);
+        }
+        let (params, demand) = (ShareParams::default(), Percent::new(40.0).unwrap());
+        let lent = law.share(&params, demand, SmCount(40)).unwrap();
+        assert_eq!(lent, params.share(demand, SmCount(40)).unwrap(), "the forecast is kept");
+        assert!((law.set_point(0.6, 0.7) - 0.7).abs() < 1e-12, "the gate lends more");
+        assert!((law.set_point(0.6, 0.5) - 0.6).abs() < 1e-12, "or as much as for all");
+    }
+
+    #[test]
+    fn whoever_is_over_budget_lends_less_and_then_nothing() {
+        let mut law = BudgetLaw::default();
+        let (params, demand) = (ShareParams::default(), Percent::new(20.0).unwrap());
+        let mut lent = Vec::new();
+        for _ in 0..6 {
+            lent.push(law.share(&params, demand, SmCount(40)).unwrap().sms().0);
+            law.step(0.03, 0.02);
+        }
+        assert_eq!(lent, [32, 25, 19, 12, 6, 0]);
     }
 
     #[test]
@@ -123,7 +161,7 @@ mod tests {
             for (slower, budget) in steps {
                 law.step(slower, budget);
                 prop_assert!((0.0..=1.0).contains(&law.level()));
-                prop_assert!(law.set_point(0.6, 1.0) < 1.0);
+                prop_assert!((0.3..=0.7).contains(&law.set_point(0.6, 0.7)));
                 let demand = Percent::new(demand).unwrap();
                 prop_assert!(law.share(&ShareParams::default(), demand, SmCount(40)).is_ok());
             }

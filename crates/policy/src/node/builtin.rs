@@ -21,6 +21,20 @@ pub struct GpuLaws {
     pub thresholds: Thresholds,
 }
 
+impl GpuLaws {
+    /// The load up to which SM activity stays clear of Unhealthy, at whatever clock: where the gate
+    /// may hold it when a service allows more than the common set point. At least that set point.
+    pub fn most_load(&self) -> f64 {
+        // The margin is for the gate, which holds a load on average.
+        const CLEAR_OF: f64 = 0.97;
+        let bands = self.thresholds.bands.iter().find(|b| b.metric() == Metric::SmActivity);
+        let unhealthy_pct = bands.map_or(0.0, |b| b.thresholds().1);
+        // The factor is smallest, and activity highest for a load, at the highest clock.
+        let most = unhealthy_pct / 100.0 * self.clock.factor(self.clock.highest()) * CLEAR_OF;
+        most.max(self.gate.set_point)
+    }
+}
+
 /// GPU types with built-in parameters.
 pub const BUILT_IN_TYPES: [&str; 2] = ["T4", "A10"];
 
@@ -82,6 +96,11 @@ mod tests {
             // Where the gate holds the load at the highest clock, SM activity is still Healthy.
             let held = laws.gate.set_point / laws.clock.factor(laws.clock.highest()) * 100.0;
             assert!(held < bands(Metric::SmActivity).0, "{held}");
+            // Nor does the most that a budget makes the gate hold make it Unhealthy.
+            let most = laws.most_load();
+            assert!(most > laws.gate.set_point && most < laws.gate.shut_at, "{most}");
+            let held = most / laws.clock.factor(laws.clock.highest()) * 100.0;
+            assert!(held < bands(Metric::SmActivity).1, "{held}");
             // The gate fights for the clock before health complains about it.
             assert!(f64::from(laws.clock.threshold().0) > bands(Metric::SmClock).0);
             // A pair that fills its quota is not Unhealthy by that.

@@ -3,9 +3,12 @@
 
 use muxflow_gpu_model::Sharing;
 use muxflow_policy::node::budget::BudgetLaw;
+use muxflow_policy::node::builtin::{BUILT_IN_TYPES, laws_of};
 use muxflow_policy::node::gate::GateParams;
 use muxflow_policy::node::share::ShareParams;
-use muxflow_types::{ClusterPlan, ClusterSnapshot, Percent, SmCount, SmShare, SpeedPredictor};
+use muxflow_types::{
+    ClusterPlan, ClusterSnapshot, GpuType, Percent, SmCount, SmShare, SpeedPredictor,
+};
 
 use super::{Policy, part, planned};
 use crate::outcome::Mode;
@@ -17,15 +20,19 @@ pub(super) struct MuxFlowBudget {
     strictest_for_all: bool,
     matching: planned::Matching,
     laws: Vec<(String, BudgetLaw)>,
+    /// The load that no type of GPU complains of.
+    most_load: f64,
 }
 
 impl MuxFlowBudget {
     /// Each service by its own budget.
     pub(super) fn each() -> Self {
+        let laws = BUILT_IN_TYPES.iter().filter_map(|t| laws_of(&GpuType::new(t).ok()?));
         MuxFlowBudget {
             strictest_for_all: false,
             matching: planned::Matching::new(),
             laws: Vec::new(),
+            most_load: laws.map(|l| l.most_load()).fold(f64::INFINITY, f64::min),
         }
     }
 
@@ -68,8 +75,8 @@ impl Policy for MuxFlowBudget {
     }
 
     fn set_point(&self, service: usize) -> Option<f64> {
-        let gate = GateParams::default();
-        self.laws.get(service).map(|(_, law)| law.set_point(gate.set_point, gate.shut_at))
+        let base = GateParams::default().set_point;
+        self.laws.get(service).map(|(_, law)| law.set_point(base, self.most_load))
     }
 
     fn share(&self, need: Percent, sms: SmCount, service: &Service) -> SmShare {
