@@ -47,37 +47,27 @@ impl Plan {
     }
 }
 
+const USUAL: Plan = Plan {
+    name: "usual",
+    calm_per_s: 25.0,
+    burst_per_s: 150.0,
+    burst_at_s: 16.0,
+    end_s: 26.0,
+    shared: (6.0, 16.0),
+    alone: (19.0, 26.0),
+    share_pct: 90,
+    job: "vgg16-train",
+    job_kernels: 340,
+    request_kernels: 4,
+    slo_ms: 18.0,
+};
+
 /// The first is part of the test command; `MUXFLOW_AGREEMENT` names another one.
 static PLANS: [Plan; 2] = [
-    Plan {
-        name: "usual",
-        calm_per_s: 25.0,
-        burst_per_s: 150.0,
-        burst_at_s: 16.0,
-        end_s: 26.0,
-        shared: (6.0, 16.0),
-        alone: (19.0, 26.0),
-        share_pct: 90,
-        job: "vgg16-train",
-        job_kernels: 340,
-        request_kernels: 4,
-        slo_ms: 18.0,
-    },
-    // A smaller share beside a busier service.
-    Plan {
-        name: "narrow",
-        calm_per_s: 50.0,
-        burst_per_s: 150.0,
-        burst_at_s: 16.0,
-        end_s: 26.0,
-        shared: (6.0, 16.0),
-        alone: (19.0, 26.0),
-        share_pct: 60,
-        job: "vgg16-train",
-        job_kernels: 340,
-        request_kernels: 4,
-        slo_ms: 18.0,
-    },
+    USUAL,
+    // A smaller share beside a busier service. It is hurt less, so the burst is stronger: with 150 a
+    // second its p99 lies so near the limit that one sequence of arrivals in six is evicted late.
+    Plan { name: "narrow", calm_per_s: 50.0, burst_per_s: 175.0, share_pct: 60, ..USUAL },
 ];
 
 /// The scenario of this run.
