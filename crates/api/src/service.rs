@@ -123,7 +123,7 @@ pub struct ServiceView {
     pub failed_total: u64,
     /// Attempts that were made again on another replica.
     pub retried_total: u64,
-    /// Why fewer replicas run than are wanted.
+    /// Why fewer replicas run than are wanted, or why the last rolling restart was ended.
     pub waiting_for: Option<String>,
 }
 

@@ -78,6 +78,7 @@ pub struct Service {
     rolling: Option<Rolling>,
     not_before: Instant,
     waiting_for: Option<String>,
+    ended_rollout: Option<String>,
     removed: bool,
 }
 
@@ -137,6 +138,7 @@ impl Service {
             rolling: None,
             not_before: Instant::now(),
             waiting_for: None,
+            ended_rollout: None,
             removed: false,
         };
         let places = service.executor.places();
@@ -178,6 +180,7 @@ impl Service {
 
     /// Replaces every replica that runs now, one after another.
     pub fn restart(&mut self) {
+        self.ended_rollout = None;
         for slot in self.slots.iter().filter(|slot| slot.phase == Phase::Up) {
             if !self.to_restart.contains(&slot.replica.name) {
                 self.to_restart.push_back(slot.replica.name.clone());
@@ -230,9 +233,9 @@ impl Service {
         u32::try_from(left).unwrap_or(u32::MAX)
     }
 
-    /// Why fewer run than wanted.
+    /// Why fewer run than wanted, or why the last rolling restart was ended.
     pub fn waiting_for(&self) -> Option<&str> {
-        self.waiting_for.as_deref()
+        self.waiting_for.as_deref().or(self.ended_rollout.as_deref())
     }
 
     /// What to remember.
@@ -262,6 +265,10 @@ impl Service {
     fn is_ready(&self, name: &str) -> bool {
         let named = self.slots.iter().find(|slot| slot.replica.name == name);
         named.is_some_and(|slot| slot.replica.state().0 == ReplicaState::Ready)
+    }
+
+    fn is_up(&self, name: &str) -> bool {
+        self.slots.iter().any(|slot| slot.replica.name == name && slot.phase == Phase::Up)
     }
 
     fn has(&self, name: &str) -> bool {
@@ -352,6 +359,16 @@ impl Service {
                     self.leave(&old);
                 }
                 self.rolling = Some(Rolling { old, new: Some(new) });
+            }
+            Some(Rolling { old, new: Some(new) }) if self.is_up(&old) => {
+                // The new one never served: what serves now stays, and nothing else is replaced.
+                let text = format!(
+                    "the rolling restart was ended: {new} was not ready within {} s, and {old} goes on as it was; mend the declaration and declare it again",
+                    self.spec.health.restart_after.as_secs_f64()
+                );
+                tracing::error!(service = %self.spec.name, "{text}");
+                self.to_restart.clear();
+                self.ended_rollout = Some(text);
             }
             Some(rolling) if self.has(&rolling.old) => {
                 self.leave(&rolling.old);

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use muxflow_api::service::ServiceView;
 use muxflow_services::ServiceError;
-use world::{Load, World, get, request};
+use world::{Load, World, declaration, get, request};
 
 /// The process of a replica: `GET /` answers after a moment with its pid, `POST /` too, `/healthz` is
 /// fine, `/big` is larger than the front keeps, `/broken` breaks off. SIGTERM ends it once it is idle.
@@ -67,6 +67,32 @@ fn a_rolling_restart_costs_no_request() {
         assert_eq!(failed, 0, "of {done}, {replicas} replicas on {gpus} GPUs");
         assert!(after.iter().all(|pid| !before.contains(pid)), "{before:?} {after:?}");
     }
+}
+
+#[test]
+fn a_rollout_that_fails_leaves_what_serves_alone() {
+    let world = World::start(3);
+    let front = world.declare(r#", "min_replicas": 2, "max_replicas": 2"#);
+    world.wait("two are ready", |view| ready(view) == 2);
+    let pids = |view: &ServiceView| view.replicas.iter().map(|r| r.pid).collect::<Vec<_>>();
+    let before = pids(&world.view());
+    let load = Load::start(front, 2, "GET /");
+    let sick = r#", "min_replicas": 2, "max_replicas": 2, "env": {"SICK": "1"}"#;
+    world.manager.declare(&declaration("test", 300, sick)).unwrap();
+    world.wait("it began", |view| view.replicas.len() == 3);
+    world.wait("it is over", |view| view.to_restart == 0 && view.replicas.len() == 2);
+    let view = world.view();
+    assert_eq!(pids(&view), before, "{view:#?}");
+    let why = view.waiting_for.unwrap();
+    assert!(why.contains("test-2 was not ready within 0.3 s"), "{why}");
+    load.wait_for(40);
+    assert_eq!(load.stop().1, 0, "nobody noticed");
+    // The next declaration is carried out as any other.
+    world.declare(r#", "min_replicas": 2, "max_replicas": 2, "env": {"A": "1"}"#);
+    world.wait("replaced", |view| {
+        let fresh = pids(view).iter().all(|pid| !before.contains(pid));
+        fresh && ready(view) == 2 && view.to_restart == 0 && view.waiting_for.is_none()
+    });
 }
 
 #[test]

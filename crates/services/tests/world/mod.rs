@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use muxflow_api::service::ServiceView;
+use muxflow_api::service::{ServiceDeclaration, ServiceView};
 use muxflow_services::ServiceError;
 use muxflow_services::executor::{Executor, Place, ReplicaLaunch};
 use muxflow_services::manager::ServiceManager;
@@ -104,6 +104,18 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     std::path::Path::new(&format!("/proc/{pid}")).exists()
 }
 
+/// A service of this very program; one that is out for so long is replaced.
+pub(crate) fn declaration(name: &str, restart_after_ms: u64, more: &str) -> ServiceDeclaration {
+    let own = std::env::current_exe().unwrap();
+    let text = format!(
+        r#"{{"name": {name:?}, "command": [{:?}, "--exact", "replica_server", "--ignored"],
+            "health": {{"every_ms": 50, "down_after": 1, "restart_after_ms": {restart_after_ms}}}
+            {more}}}"#,
+        own.display().to_string()
+    );
+    serde_json::from_str(&text).unwrap()
+}
+
 pub(crate) struct World {
     dir: tempfile::TempDir,
     pub(crate) runtime: tokio::runtime::Runtime,
@@ -164,13 +176,7 @@ impl World {
 
     /// Declares `test`, served by this very program.
     pub(crate) fn declare(&self, more: &str) -> SocketAddr {
-        let own = std::env::current_exe().unwrap();
-        let text = format!(
-            r#"{{"name": "test", "command": [{:?}, "--exact", "replica_server", "--ignored"],
-                "health": {{"every_ms": 50, "down_after": 1, "restart_after_ms": 30000}} {more}}}"#,
-            own.display().to_string()
-        );
-        self.manager.declare(&serde_json::from_str(&text).unwrap()).unwrap()
+        self.manager.declare(&declaration("test", 30_000, more)).unwrap()
     }
 
     pub(crate) fn view(&self) -> ServiceView {
@@ -303,6 +309,10 @@ fn answer(stream: TcpStream, posts: &AtomicU64) -> std::io::Result<()> {
         reader.read_exact(&mut body)?;
         let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
         let text = match path.as_str() {
+            "/healthz" if std::env::var_os("SICK").is_some() => {
+                stream.write_all(b"HTTP/1.1 500 Sick\r\nContent-Length: 0\r\n\r\n")?;
+                continue;
+            }
             "/healthz" => "ok".into(),
             "/big" => "z".repeat(3 << 20),
             "/length" => body.len().to_string(),
