@@ -54,6 +54,28 @@ pub struct ServiceDeclaration {
     pub drain_within_ms: u64,
 }
 
+impl Default for ServiceDeclaration {
+    /// Nothing but what is assumed of fields that are left out.
+    fn default() -> Self {
+        ServiceDeclaration {
+            name: String::new(),
+            command: Vec::new(),
+            env: BTreeMap::new(),
+            cwd: None,
+            user: None,
+            gpu_type: None,
+            port: 0,
+            min_replicas: one(),
+            max_replicas: one(),
+            load_per_replica: load_per_replica(),
+            health: HealthDeclaration::default(),
+            slo_ms: None,
+            request_within_ms: request_within_ms(),
+            drain_within_ms: drain_within_ms(),
+        }
+    }
+}
+
 fn one() -> u32 {
     1
 }
@@ -107,7 +129,7 @@ pub struct ServiceList {
 pub struct ServiceView {
     /// What was declared.
     pub declared: ServiceDeclaration,
-    /// Where the front listens.
+    /// Where the front listens; empty when the service was not taken up.
     pub address: String,
     /// How many replicas the load asks for, within bounds.
     pub wanted_replicas: u32,
@@ -123,7 +145,7 @@ pub struct ServiceView {
     pub failed_total: u64,
     /// Attempts that were made again on another replica.
     pub retried_total: u64,
-    /// Why fewer replicas run than are wanted, or why the last rolling restart was ended.
+    /// Why fewer replicas run than are wanted, why the service was not taken up, or why the last rolling restart was ended.
     pub waiting_for: Option<String>,
 }
 

@@ -34,6 +34,14 @@ pub enum ServiceError {
         /// What there is.
         known: String,
     },
+    /// It is written down and was not taken up when the manager started.
+    #[error("service `{service}` was not taken up: {reason}; declare it again or remove it")]
+    NotTakenUp {
+        /// Which service.
+        service: String,
+        /// Why.
+        reason: String,
+    },
     /// The executor refuses.
     #[error("replica `{replica}` cannot be started or stopped: {reason}")]
     Executor {

@@ -11,7 +11,8 @@
 //! | [`latency`] | percentiles in windows |
 //! | [`scale`] | how many replicas a load needs |
 //! | [`service`] | one service: brings what runs to what is wanted, step by step |
-//! | [`manager`] | all services, and what is remembered of them over a restart |
+//! | [`manager`] | all services |
+//! | `state` | what is written down of them, to be found again after a restart |
 //!
 //! Latency is measured at the front and told to the executor, which holds it against the SLO: that is
 //! how a service that slows down sends offline work away.
@@ -31,6 +32,7 @@ pub mod pool;
 pub mod scale;
 pub mod service;
 pub mod spec;
+mod state;
 mod upstream;
 
 pub use error::ServiceError;

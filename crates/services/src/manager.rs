@@ -22,6 +22,7 @@ use crate::latency::{Histogram, LatencyWindow};
 use crate::pool::WINDOW;
 use crate::service::{self, PlaceBook, Remembered, Service};
 use crate::spec::ServiceSpec;
+use crate::state;
 
 /// Between two steps of a service.
 const STEP: Duration = Duration::from_millis(50);
@@ -45,6 +46,45 @@ struct Entry {
     leaving: bool,
 }
 
+/// A service that is written down and was not taken up.
+struct LeftOut {
+    declared: ServiceDeclaration,
+    remembered: Vec<Remembered>,
+    path: PathBuf,
+    error_text: String,
+}
+
+impl LeftOut {
+    fn view(&self) -> ServiceView {
+        ServiceView {
+            declared: self.declared.clone(),
+            address: String::new(),
+            wanted_replicas: self.declared.min_replicas,
+            replicas: Vec::new(),
+            to_restart: 0,
+            latency: LatencyView::default(),
+            requests_total: 0,
+            failed_total: 0,
+            retried_total: 0,
+            waiting_for: Some(format!(
+                "not taken up: {}; declare the service again or remove it",
+                self.error_text
+            )),
+        }
+    }
+}
+
+/// An error with what lies under it.
+fn error_text(error: &ServiceError) -> String {
+    let source = std::error::Error::source(error).map(|source| format!(": {source}"));
+    format!("{error}{}", source.unwrap_or_default())
+}
+
+/// What stands for a declaration that cannot be read.
+fn nothing_known(name: &str) -> ServiceDeclaration {
+    ServiceDeclaration { name: name.to_owned(), ..ServiceDeclaration::default() }
+}
+
 /// All services.
 pub struct ServiceManager {
     executor: Arc<dyn Executor>,
@@ -52,6 +92,7 @@ pub struct ServiceManager {
     dir: PathBuf,
     book: PlaceBook,
     services: Arc<Mutex<BTreeMap<String, Entry>>>,
+    left_out: Mutex<BTreeMap<String, LeftOut>>,
 }
 
 impl std::fmt::Debug for ServiceManager {
@@ -108,7 +149,8 @@ fn view_of(
 }
 
 impl ServiceManager {
-    /// Takes up what an earlier manager left in `dir`.
+    /// Takes up what an earlier manager left in `dir`. A service that cannot be taken up is listed
+    /// with the reason, and its file stays.
     pub fn start(
         executor: Arc<dyn Executor>,
         dir: &Path,
@@ -122,16 +164,46 @@ impl ServiceManager {
             dir: dir.to_owned(),
             book: PlaceBook::default(),
             services: Arc::default(),
+            left_out: Mutex::default(),
         };
         let entries = std::fs::read_dir(dir).map_err(|e| wrong(dir, e.to_string()))?;
         let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
         files.retain(|path| path.extension().is_some_and(|end| end == "json"));
         files.sort();
         for path in files {
-            let (declared, remembered) = read_state(&path)?;
-            manager.launch(&declared, &remembered)?;
+            // One that cannot be taken up must not keep the others and all jobs from running.
+            if let Err(left) = manager.take_up(&path) {
+                let (path, error) = (path.display(), &left.error_text);
+                tracing::error!(%path, error, "a service is not taken up");
+                manager.left_out().insert(left.declared.name.clone(), *left);
+            }
         }
         Ok(manager)
+    }
+
+    fn take_up(&self, path: &Path) -> Result<(), Box<LeftOut>> {
+        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let stem = stem.unwrap_or_default();
+        let left = |declared, remembered, error: &ServiceError| {
+            let (path, error_text) = (path.to_owned(), error_text(error));
+            Box::new(LeftOut { declared, remembered, path, error_text })
+        };
+        let (declared, remembered) =
+            state::read(path).map_err(|error| left(nothing_known(&stem), Vec::new(), &error))?;
+        if declared.name != stem {
+            let reason = format!(
+                "it declares `{}`, and a file has the name of its service; remove it or give it that name",
+                declared.name
+            );
+            let error = ServiceError::State { path: path.to_owned(), reason };
+            return Err(left(nothing_known(&stem), Vec::new(), &error));
+        }
+        let launched = self.launch(&declared, &remembered);
+        launched.map(drop).map_err(|error| left(declared, remembered, &error))
+    }
+
+    fn left_out(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, LeftOut>> {
+        self.left_out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn services(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Entry>> {
@@ -166,7 +238,17 @@ impl ServiceManager {
                 return Ok(entry.address);
             }
         }
-        self.launch(declared, &[])
+        // One that was not taken up is taken up now, with the replicas that it had.
+        let remembered = self.left_out().get(&declared.name).map(|left| left.remembered.clone());
+        let address = self.launch(declared, &remembered.unwrap_or_default())?;
+        let left = self.left_out().remove(&declared.name);
+        let as_declared = |left: &LeftOut| {
+            left.declared == ServiceDeclaration { port: left.declared.port, ..declared.clone() }
+        };
+        if left.is_some_and(|left| !as_declared(&left)) {
+            self.restart(&declared.name)?;
+        }
+        Ok(address)
     }
 
     fn launch(
@@ -230,7 +312,10 @@ impl ServiceManager {
             view.latency = front_latency(&entry.front);
             view
         };
-        self.services().values().map(view).collect()
+        let mut views: Vec<ServiceView> = self.services().values().map(view).collect();
+        views.extend(self.left_out().values().map(LeftOut::view));
+        views.sort_by(|a, b| a.declared.name.cmp(&b.declared.name));
+        views
     }
 
     /// One service.
@@ -240,13 +325,19 @@ impl ServiceManager {
     }
 
     fn unknown(&self, name: &str) -> ServiceError {
-        let known: Vec<String> = self.services().keys().cloned().collect();
+        let mut known: Vec<String> = self.services().keys().cloned().collect();
+        known.extend(self.left_out().keys().cloned());
+        known.sort();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
         ServiceError::Unknown { service: name.to_owned(), known }
     }
 
     /// Replaces every replica, one after another, without losing a request.
     pub fn restart(&self, name: &str) -> Result<(), ServiceError> {
+        if let Some(left) = self.left_out().get(name) {
+            let (service, reason) = (name.to_owned(), left.error_text.clone());
+            return Err(ServiceError::NotTakenUp { service, reason });
+        }
         let sent = self.services().get(name).map(|entry| entry.orders.send(Order::Restart).is_ok());
         if sent == Some(true) { Ok(()) } else { Err(self.unknown(name)) }
     }
@@ -254,6 +345,10 @@ impl ServiceManager {
     /// Lets requests under way finish, stops all replicas and forgets the service. Its name is free
     /// for another one only then.
     pub async fn remove(&self, name: &str) -> Result<(), ServiceError> {
+        let left = self.left_out().remove(name);
+        if let Some(left) = left {
+            return self.forget(&left);
+        }
         let mut gone = {
             let mut services = self.services();
             let Some(entry) = services.get_mut(name) else {
@@ -271,6 +366,22 @@ impl ServiceManager {
             services.remove(name);
         }
         Ok(())
+    }
+
+    /// Stops what is known of a service that was not taken up, and removes its file.
+    fn forget(&self, left: &LeftOut) -> Result<(), ServiceError> {
+        let places = self.executor.places();
+        for replica in &left.remembered {
+            let runs = |(name, _): &(String, _)| *name == replica.name;
+            let place = places.iter().find(|place| place.id == replica.place);
+            if place.is_some_and(|place| place.taken_by.as_ref().is_some_and(runs)) {
+                self.executor.stop(&replica.place, &replica.name)?;
+            }
+        }
+        std::fs::remove_file(&left.path).map_err(|e| ServiceError::State {
+            path: left.path.clone(),
+            reason: format!("it cannot be removed: {e}"),
+        })
     }
 
     /// Closes the fronts after their requests have finished; replicas go on.
@@ -325,72 +436,17 @@ impl ServiceLoop {
 
     /// Writes what changed. A full disk is told once and tried again.
     fn remember(&mut self) {
-        let text = state_text(&self.declared, &self.service.to_remember());
+        let text = state::text(&self.declared, &self.service.to_remember());
         if self.written.as_ref() == Some(&text) {
             return;
         }
-        let beside = self.path.with_extension("new");
-        let done =
-            std::fs::write(&beside, &text).and_then(|()| std::fs::rename(&beside, &self.path));
-        match done {
+        match state::write(&self.path, &text) {
             Ok(()) => (self.written, self.told) = (Some(text), false),
             Err(error) if !self.told => {
                 tracing::error!(path = %self.path.display(), error = %error, "a service cannot be written down");
                 self.told = true;
             }
             Err(_) => {}
-        }
-    }
-}
-
-fn state_text(declared: &ServiceDeclaration, replicas: &[Remembered]) -> String {
-    let replicas: Vec<serde_json::Value> = replicas
-        .iter()
-        .map(|r| serde_json::json!({ "name": r.name, "gpu": r.place, "port": r.port }))
-        .collect();
-    serde_json::json!({ "version": 1, "declared": declared, "replicas": replicas }).to_string()
-}
-
-fn read_state(path: &Path) -> Result<(ServiceDeclaration, Vec<Remembered>), ServiceError> {
-    let wrong = |reason: String| ServiceError::State {
-        path: path.to_owned(),
-        reason: format!("{reason}; remove the file to forget this service"),
-    };
-    let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
-    let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
-    if value["version"] != 1 {
-        return Err(wrong(format!("`version` is {}, and this program reads 1", value["version"])));
-    }
-    let declared = serde_json::from_value(value["declared"].clone())
-        .map_err(|e| wrong(format!("`declared`: {e}")))?;
-    let list = value["replicas"].as_array().into_iter().flatten();
-    let replicas = list.filter_map(|one| {
-        Some(Remembered {
-            name: one["name"].as_str()?.to_owned(),
-            place: one["gpu"].as_str()?.to_owned(),
-            port: u16::try_from(one["port"].as_u64()?).ok()?,
-        })
-    });
-    Ok((declared, replicas.collect()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_written_down_is_read_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a.json");
-        let declared: ServiceDeclaration =
-            serde_json::from_str(r#"{"name": "a", "command": ["x"], "slo_ms": 20.5}"#).unwrap();
-        let replicas = vec![Remembered { name: "a-0".into(), place: "GPU-1".into(), port: 4242 }];
-        std::fs::write(&path, state_text(&declared, &replicas)).unwrap();
-        assert_eq!(read_state(&path).unwrap(), (declared, replicas));
-        for text in ["{", "{\"version\": 2}", "{\"version\": 1, \"declared\": {}}"] {
-            std::fs::write(&path, text).unwrap();
-            let error = read_state(&path).unwrap_err().to_string();
-            assert!(error.contains("a.json") && error.contains("remove the file"), "{error}");
         }
     }
 }

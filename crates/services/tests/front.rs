@@ -144,6 +144,68 @@ fn replicas_outlive_the_manager_and_are_found_again() {
 }
 
 #[test]
+fn one_that_cannot_be_taken_up_does_not_stop_the_others() {
+    let mut world = World::start(3);
+    let front = world.declare("");
+    world.manager.declare(&declaration("asked", 30_000, "")).unwrap();
+    world.wait("ready", |view| ready(view) == 1);
+    let asked = |world: &World| world.manager.get("asked").unwrap();
+    world::until("ready", || ready(&asked(&world)) == 1);
+    let pid = asked(&world).replicas[0].pid.unwrap();
+    world.stop_manager();
+    // Its user was deleted, one file was cut short, and one is of another program's version.
+    let file = world.dir().join("asked.json");
+    let mut state: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    state["declared"]["user"] = "no-such-user-here".into();
+    std::fs::write(&file, state.to_string()).unwrap();
+    std::fs::write(world.dir().join("cut.json"), "{\"version\": 1, \"decl").unwrap();
+    std::fs::write(world.dir().join("newer.json"), "{\"version\": 9}").unwrap();
+    world.start_manager();
+    world.wait("the good one is found", |view| ready(view) == 1);
+    assert_eq!(get(front, "/").0, 200);
+    let says = |world: &World, name: &str| world.manager.get(name).unwrap().waiting_for.unwrap();
+    assert!(says(&world, "asked").contains("no user here"), "{}", says(&world, "asked"));
+    assert!(says(&world, "cut").contains("cut.json"), "{}", says(&world, "cut"));
+    assert!(says(&world, "newer").contains("`version` is 9"), "{}", says(&world, "newer"));
+    let error = world.manager.restart("asked").unwrap_err();
+    assert!(matches!(error, ServiceError::NotTakenUp { .. }), "{error}");
+    assert!(world.dir().join("cut.json").exists(), "files are kept");
+    world.runtime.block_on(world.manager.remove("cut")).unwrap();
+    assert!(!world.dir().join("cut.json").exists());
+    // Declared again it replaces the replica that it had, as it was started by another declaration.
+    assert!(world::is_alive(pid));
+    world.manager.declare(&declaration("asked", 30_000, "")).unwrap();
+    world::until("replaced", || {
+        let view = asked(&world);
+        ready(&view) == 1 && view.to_restart == 0 && view.replicas[0].pid != Some(pid)
+    });
+    assert!(!world::is_alive(pid));
+    assert_eq!(world.executor.running(), 2, "none was left without a service");
+    let names: Vec<_> = world.manager.list().into_iter().map(|v| v.declared.name).collect();
+    assert_eq!(names, ["asked", "newer", "test"]);
+}
+
+#[test]
+fn a_taken_port_is_told_and_not_fatal() {
+    let mut world = World::start(1);
+    let front = world.declare("");
+    world.wait("ready", |view| ready(view) == 1);
+    let pid = world.view().replicas[0].pid.unwrap();
+    world.stop_manager();
+    let other = std::net::TcpListener::bind(front).unwrap();
+    world.start_manager();
+    let why = world.view().waiting_for.unwrap();
+    assert!(why.contains("cannot listen on") && why.contains("in use"), "{why}");
+    drop(other);
+    assert_eq!(world.declare(&format!(r#", "port": {}"#, front.port())), front);
+    world.wait("served again", |view| ready(view) == 1);
+    assert_eq!(world.view().replicas[0].pid, Some(pid), "with the replica that it had");
+    world.runtime.block_on(world.manager.remove("test")).unwrap();
+    assert!(!world::is_alive(pid));
+}
+
+#[test]
 fn a_removed_service_leaves_nothing() {
     let world = World::start(2);
     let front = world.declare(r#", "min_replicas": 2, "max_replicas": 2"#);

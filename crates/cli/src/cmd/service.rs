@@ -99,6 +99,11 @@ pub(crate) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
             let mut table = Table::new(&heads);
             list.items.iter().for_each(|view| table.row(row(view)));
             print!("{}", table.render());
+            for view in &list.items {
+                if let Some(why) = &view.waiting_for {
+                    println!("{}: {why}", view.declared.name);
+                }
+            }
         }
         What::Restart { name } => {
             let order = serde_json::json!({});

@@ -162,6 +162,15 @@ impl World {
     }
 
     pub(crate) fn restart_manager(&mut self) {
+        self.stop_manager();
+        self.start_manager();
+    }
+
+    pub(crate) fn start_manager(&mut self) {
+        self.manager = manager(&self.executor, self.dir.path(), &self.runtime);
+    }
+
+    pub(crate) fn stop_manager(&mut self) {
         self.manager.shutdown();
         let dir = self.dir.path().to_owned();
         // The port is free once the front has seen that it is to close.
@@ -171,7 +180,6 @@ impl World {
             let port = u16::try_from(value["declared"]["port"].as_u64().unwrap()).unwrap();
             TcpStream::connect(("127.0.0.1", port)).is_err()
         });
-        self.manager = manager(&self.executor, &dir, &self.runtime);
     }
 
     /// Declares `test`, served by this very program.
