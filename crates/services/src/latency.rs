@@ -83,6 +83,26 @@ impl Histogram {
     }
 }
 
+/// Fewer requests than this within a window say nothing of the latency.
+const ENOUGH: u64 = 20;
+
+/// The percentile that is held against the SLO: the 99th, but with few requests the slowest one is
+/// left out, or a single hiccup would count as the rule. `late` are the ages of requests that got no
+/// answer, or have none yet, and are past the SLO already. Too few requests say nothing, unless more
+/// of them got no answer than got one: that is a service that stands still, not one that idles.
+pub fn slo_latency(answered: &Histogram, late: &Histogram, window: Micros) -> Option<Micros> {
+    let lasting = late.quantile(1.0).is_some_and(|oldest| oldest >= window);
+    let stands_still = late.total() > answered.total() && (late.total() > 1 || lasting);
+    let mut all = answered.clone();
+    all.merge(late);
+    if all.total() < ENOUGH && !stands_still {
+        return None;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "counts of requests")]
+    let left_out = (1.5 / all.total() as f64).max(0.01);
+    all.quantile(1.0 - left_out)
+}
+
 /// The last seconds, in slices that are thrown away one by one, and everything since the start.
 #[derive(Debug, Clone)]
 pub struct LatencyWindow {
@@ -152,6 +172,26 @@ mod tests {
         assert_eq!(window.ever().total(), 2);
         window.add(Micros::from_secs(60), Micros::from_millis(1));
         assert_eq!(window.recent(Micros::from_secs(60)).total(), 1, "an old slice is not counted");
+    }
+
+    #[test]
+    fn a_service_that_stands_still_is_late_and_one_that_idles_is_not() {
+        let many = |count: usize, ms: u64| {
+            let mut histogram = Histogram::default();
+            (0..count).for_each(|_| histogram.add(Micros::from_millis(ms)));
+            histogram
+        };
+        let window = Micros::from_secs(5);
+        let told = |answered: &Histogram, late: &Histogram| slo_latency(answered, late, window);
+        let late_by = |told: Option<Micros>| told.is_some_and(|t| t >= Micros::from_millis(1_900));
+        assert_eq!(told(&many(0, 0), &many(0, 0)), None);
+        assert_eq!(told(&many(19, 5), &many(0, 0)), None, "too few");
+        assert!(told(&many(100, 5), &many(1, 2_000)).unwrap() < Micros::from_millis(6));
+        assert!(late_by(told(&many(100, 5), &many(4, 2_000))));
+        assert!(late_by(told(&many(0, 0), &many(2, 2_000))), "both hang");
+        assert_eq!(told(&many(5, 5), &many(2, 2_000)), None, "most are answered");
+        assert_eq!(told(&many(0, 0), &many(1, 2_000)), None, "a single one may be a hiccup");
+        assert!(late_by(told(&many(0, 0), &many(1, 6_000))), "not for that long");
     }
 
     proptest! {

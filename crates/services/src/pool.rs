@@ -1,5 +1,6 @@
 //! The replicas of a service as the front sees them, and the choice among them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +10,7 @@ use muxflow_agent::monitor;
 use muxflow_types::Micros;
 use tokio::sync::Notify;
 
-use crate::latency::{Histogram, LatencyWindow};
+use crate::latency::{Histogram, LatencyWindow, slo_latency};
 use crate::upstream::Connections;
 
 /// Whether a replica gets requests.
@@ -43,9 +44,12 @@ impl fmt::Display for ReplicaState {
 struct Live {
     state: ReplicaState,
     since: Instant,
-    outstanding: u32,
-    served: u64,
+    /// When each request under way began, by ticket.
+    under_way: BTreeMap<u64, Instant>,
+    tickets: u64,
     latency: LatencyWindow,
+    /// Ages of requests that ended without an answer, past the SLO.
+    unanswered: LatencyWindow,
 }
 
 /// One replica.
@@ -75,9 +79,10 @@ impl Replica {
             live: Mutex::new(Live {
                 state: ReplicaState::Starting,
                 since: Instant::now(),
-                outstanding: 0,
-                served: 0,
+                under_way: BTreeMap::new(),
+                tickets: 0,
                 latency: LatencyWindow::new(WINDOW.0, WINDOW.1),
+                unanswered: LatencyWindow::new(WINDOW.0, WINDOW.1),
             }),
         }
     }
@@ -94,12 +99,25 @@ impl Replica {
 
     /// Requests under way.
     pub fn outstanding(&self) -> u32 {
-        self.live().outstanding
+        self.live().outstanding()
     }
 
-    /// Latencies of the last seconds.
+    /// Latencies of the last seconds; those of requests that got no answer are at least these.
     pub fn recent(&self) -> Histogram {
-        self.live().latency.recent(monitor::now())
+        let (live, now) = (self.live(), monitor::now());
+        let mut recent = live.latency.recent(now);
+        recent.merge(&live.unanswered.recent(now));
+        recent
+    }
+
+    /// What is held against the SLO. A request under way counts with its age once that is past the
+    /// SLO: whatever becomes of it, it is late.
+    pub fn slo_latency(&self, slo: Option<Micros>) -> Option<Micros> {
+        let (live, now) = (self.live(), monitor::now());
+        let mut late = live.unanswered.recent(now);
+        let ages = live.under_way.values().map(|began| micros(began.elapsed()));
+        ages.filter(|age| *age > late_after(slo)).for_each(|age| late.add(age));
+        slo_latency(&live.latency.recent(now), &late, live.latency.length())
     }
 
     fn turn(&self, from: &[ReplicaState], to: ReplicaState) -> bool {
@@ -113,22 +131,40 @@ impl Replica {
     }
 }
 
-/// A place in a replica's line, given back when dropped.
+impl Live {
+    fn outstanding(&self) -> u32 {
+        u32::try_from(self.under_way.len()).unwrap_or(u32::MAX)
+    }
+}
+
+fn micros(time: Duration) -> Micros {
+    Micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
+}
+
+/// A request without an answer is late from this age on. Before, nothing is known of it: that a
+/// replica refuses a request at once does not mean that it is quick.
+fn late_after(slo: Option<Micros>) -> Micros {
+    slo.unwrap_or(Micros(WINDOW.0.0 * WINDOW.1 as u64))
+}
+
+/// A place in a replica's line, given back when dropped. One that is dropped without an answer, be it
+/// that the replica broke off, that its time was over or that the client left, counts as late when it
+/// is.
 #[derive(Debug)]
 pub struct Ticket {
     /// The replica that was chosen.
     pub replica: Arc<Replica>,
     pool: Arc<Pool>,
-    began: Instant,
+    number: u64,
 }
 
 impl Ticket {
     /// The answer is complete: its latency counts.
     pub fn answered(&self) {
-        let latency = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         let mut live = self.replica.live();
-        live.served += 1;
-        live.latency.add(monitor::now(), Micros(latency));
+        if let Some(began) = live.under_way.remove(&self.number) {
+            live.latency.add(monitor::now(), micros(began.elapsed()));
+        }
     }
 
     /// It did not answer: no more requests to it until a health check passes.
@@ -142,7 +178,12 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let mut live = self.replica.live();
-        live.outstanding = live.outstanding.saturating_sub(1);
+        if let Some(began) = live.under_way.remove(&self.number) {
+            let age = micros(began.elapsed());
+            if age > late_after(self.pool.slo()) {
+                live.unanswered.add(monitor::now(), age);
+            }
+        }
         drop(live);
         self.pool.changed.notify_waiters();
     }
@@ -154,6 +195,8 @@ pub struct Pool {
     replicas: Mutex<Vec<Arc<Replica>>>,
     turn: std::sync::atomic::AtomicUsize,
     waiting: std::sync::atomic::AtomicU32,
+    /// 0 is none.
+    slo_us: std::sync::atomic::AtomicU64,
     changed: Notify,
 }
 
@@ -161,6 +204,17 @@ impl Pool {
     /// The replicas.
     pub fn replicas(&self) -> Vec<Arc<Replica>> {
         self.replicas.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What latencies are held against from now on.
+    pub fn set_slo(&self, slo: Option<Micros>) {
+        let us = slo.map_or(0, |slo| slo.0);
+        self.slo_us.store(us, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn slo(&self) -> Option<Micros> {
+        let us = self.slo_us.load(std::sync::atomic::Ordering::Relaxed);
+        (us > 0).then_some(Micros(us))
     }
 
     /// Adds one.
@@ -216,7 +270,7 @@ impl Pool {
         let ready = replicas.iter().enumerate().filter_map(|(index, replica)| {
             let live = replica.live();
             let fits = live.state == ReplicaState::Ready && !tried.contains(&replica.name);
-            fits.then_some((live.outstanding, (index + count - turn % count) % count, replica))
+            fits.then_some((live.under_way.len(), (index + count - turn % count) % count, replica))
         });
         let (_, _, chosen) = ready.min_by_key(|(outstanding, order, _)| (*outstanding, *order))?;
         // Still under the lock of the list; only a drain can come between, and is seen here.
@@ -224,10 +278,12 @@ impl Pool {
         if live.state != ReplicaState::Ready {
             return None;
         }
-        live.outstanding += 1;
+        let number = live.tickets;
+        live.tickets += 1;
+        live.under_way.insert(number, Instant::now());
         drop(live);
         let replica = Arc::clone(chosen);
-        Some(Ticket { replica, pool: Arc::clone(self), began: Instant::now() })
+        Some(Ticket { replica, pool: Arc::clone(self), number })
     }
 
     /// Waits for a replica until `deadline`. One that was tried is taken again only when no other is
@@ -327,6 +383,26 @@ mod tests {
         pool.drain(&replica);
         pool.passed(&replica);
         assert!(pool.choose(&[]).is_none(), "draining is for good");
+    }
+
+    #[test]
+    fn requests_without_an_answer_are_late_once_they_are_past_the_slo() {
+        let pool = pool(1);
+        let (hour, slo) = (Some(Micros::from_secs(3600)), Some(Micros::from_millis(20)));
+        let replica = pool.replicas().remove(0);
+        pool.passed(&replica);
+        pool.set_slo(hour);
+        drop(pool.choose(&[]).unwrap());
+        assert_eq!(replica.recent().total(), 0, "one that is refused at once says nothing");
+        pool.set_slo(slo);
+        let hanging: Vec<Ticket> = (0..3).map(|_| pool.choose(&[]).unwrap()).collect();
+        assert_eq!(replica.slo_latency(hour), None);
+        std::thread::sleep(Duration::from_millis(60));
+        assert!(replica.slo_latency(slo).unwrap() >= Micros::from_millis(60), "while they hang");
+        drop(hanging);
+        assert_eq!(replica.outstanding(), 0);
+        assert!(replica.slo_latency(slo).unwrap() >= Micros::from_millis(60), "and afterwards");
+        assert_eq!(replica.recent().total(), 3);
     }
 
     #[tokio::test]

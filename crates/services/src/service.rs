@@ -15,7 +15,6 @@ use tokio::runtime::Handle;
 
 use crate::check;
 use crate::executor::{Executor, Place, ReplicaLaunch};
-use crate::latency::Histogram;
 use crate::pool::{Pool, Replica, ReplicaState};
 use crate::scale::{ScaleParams, Scaler};
 use crate::spec::ServiceSpec;
@@ -29,8 +28,6 @@ const GRACE: Duration = Duration::from_secs(10);
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// The load is averaged over this time, and must be low for the second before a replica goes.
 const SCALE_TIMES: (Micros, Micros) = (Micros::from_secs(2), Micros::from_secs(30));
-/// Fewer requests than this within a window say nothing of the latency.
-const ENOUGH: u64 = 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -101,17 +98,6 @@ fn scaler(spec: &ServiceSpec) -> Scaler {
     })
 }
 
-/// The percentile that is held against the SLO: the 99th, but with few requests the slowest one is
-/// left out, or a single hiccup would count as the rule.
-pub fn slo_latency(recent: &Histogram) -> Option<Micros> {
-    if recent.total() < ENOUGH {
-        return None;
-    }
-    #[expect(clippy::cast_precision_loss, reason = "counts of requests")]
-    let left_out = (1.5 / recent.total() as f64).max(0.01);
-    recent.quantile(1.0 - left_out)
-}
-
 /// A port that nobody has at this moment.
 fn free_port() -> std::io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
@@ -141,6 +127,7 @@ impl Service {
             ended_rollout: None,
             removed: false,
         };
+        service.pool.set_slo(service.spec.slo);
         let places = service.executor.places();
         for one in remembered {
             let there = |place: &&Place| {
@@ -201,6 +188,7 @@ impl Service {
             );
         self.scaler = scaler(&spec);
         self.spec = spec;
+        self.pool.set_slo(self.spec.slo);
         if differs {
             self.restart();
         }
@@ -294,7 +282,7 @@ impl Service {
             }
         }
         for slot in self.slots.iter().filter(|slot| slot.phase == Phase::Up) {
-            let latency = slo_latency(&slot.replica.recent());
+            let latency = slot.replica.slo_latency(self.spec.slo);
             self.executor.tell_latency(&slot.replica.place, latency, self.spec.slo);
         }
     }

@@ -131,6 +131,29 @@ fn load_brings_more_replicas_and_slow_answers_reach_the_executor() {
 }
 
 #[test]
+fn a_service_that_stands_still_reaches_the_executor() {
+    let world = World::start(1);
+    let front = world.declare(r#", "slo_ms": 100, "request_within_ms": 1500"#);
+    world.wait("ready", |view| ready(view) == 1);
+    let told = || world.executor.told.lock().unwrap().values().next().copied().unwrap();
+    // Nobody gets an answer, neither now nor at the end of the time for one.
+    let load = Load::start(front, 2, "GET /hang");
+    let late = |at_least_us: u64| told().0.is_some_and(|latency| latency.0 >= at_least_us);
+    world::until("told while they hang", || late(100_000));
+    load.wait_for(2);
+    world::until("told after the time was over", || late(1_400_000));
+    let (done, failed) = load.stop();
+    assert_eq!(done, failed);
+    assert!(world.view().replicas[0].latency.p99_ms.unwrap() > 1_400.0);
+    // Clients that give up before count too.
+    world::until("forgotten", || told().0.is_none());
+    for _ in 0..3 {
+        world::give_up(front, "GET /hang", std::time::Duration::from_millis(300));
+    }
+    world::until("told again", || late(290_000));
+}
+
+#[test]
 fn replicas_outlive_the_manager_and_are_found_again() {
     let mut world = World::start(2);
     let front = world.declare(r#", "min_replicas": 2, "max_replicas": 2"#);

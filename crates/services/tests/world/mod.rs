@@ -237,6 +237,14 @@ pub(crate) fn request(to: SocketAddr, what: &str, body: &str) -> (u16, String) {
     ask().unwrap_or_default()
 }
 
+/// A request whose client hangs up after a while.
+pub(crate) fn give_up(to: SocketAddr, what: &str, after: Duration) {
+    let mut stream = TcpStream::connect(to).unwrap();
+    let head = format!("{what} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    std::thread::sleep(after);
+}
+
 pub(crate) fn get(to: SocketAddr, path: &str) -> (u16, String) {
     request(to, &format!("GET {path}"), "")
 }
@@ -330,6 +338,10 @@ fn answer(stream: TcpStream, posts: &AtomicU64) -> std::io::Result<()> {
             }
             "/broken" => {
                 return stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhal");
+            }
+            "/hang" => {
+                std::thread::sleep(LONG);
+                return Ok(());
             }
             _ => {
                 std::thread::sleep(Duration::from_millis(5));
