@@ -135,7 +135,9 @@ impl hyper::body::Body for Streamed {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         match &polled {
-            Poll::Ready(None) => {
+            // Whoever reads does not ask again once the length that was announced is there.
+            Poll::Ready(Some(Ok(_))) if !self.body.is_end_stream() => {}
+            Poll::Ready(None | Some(Ok(_))) => {
                 if let Some(ticket) = self.ticket.take() {
                     ticket.answered();
                 }
@@ -145,7 +147,7 @@ impl hyper::body::Body for Streamed {
                     ticket.failed();
                 }
             }
-            _ => {}
+            Poll::Pending => {}
         }
         polled
     }

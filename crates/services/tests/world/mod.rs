@@ -331,6 +331,12 @@ fn answer(stream: TcpStream, posts: &AtomicU64) -> std::io::Result<()> {
             }
             "/healthz" => "ok".into(),
             "/big" => "z".repeat(3 << 20),
+            "/chunks" => {
+                let chunk = format!("{:x}\r\n{}\r\n", 1 << 19, "z".repeat(1 << 19)).repeat(6);
+                let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+                stream.write_all(format!("{head}{chunk}0\r\n\r\n").as_bytes())?;
+                continue;
+            }
             "/length" => body.len().to_string(),
             "/count" => {
                 let count = posts.fetch_add(1, Ordering::Relaxed) + 1;
