@@ -6,6 +6,7 @@
 //! | the replica cannot be reached | another replica: nothing was sent, so nothing is done twice |
 //! | it breaks off before its answer is complete | another replica, if the method is idempotent; else 502 |
 //! | it does not answer in time | 504 |
+//! | the client takes longer than a request may to send its body | 408, and the connection is closed |
 //!
 //! Bodies up to [`KEPT_BYTES`] are kept so that a request can be made again and an answer is passed on
 //! only when it is whole; larger ones are streamed, and then what was begun is not repeated.
@@ -115,6 +116,10 @@ fn refusal(status: StatusCode, text: &str) -> Answer {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     if status == StatusCode::SERVICE_UNAVAILABLE {
         headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    if status == StatusCode::REQUEST_TIMEOUT {
+        // Its place is for others.
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     answer
 }
@@ -247,12 +252,11 @@ impl Front {
         }
         parts.version = Version::HTTP_11;
         let mut body = if body.size_hint().upper().is_some_and(|size| size <= KEPT_BYTES) {
-            match Limited::new(body, usize::try_from(KEPT_BYTES).unwrap_or(usize::MAX))
-                .collect()
-                .await
-            {
-                Ok(collected) => Kept::Whole(collected.to_bytes()),
-                Err(_) => return refusal(StatusCode::BAD_REQUEST, "the body broke off"),
+            let limited = Limited::new(body, usize::try_from(KEPT_BYTES).unwrap_or(usize::MAX));
+            match tokio::time::timeout_at(deadline.into(), limited.collect()).await {
+                Ok(Ok(collected)) => Kept::Whole(collected.to_bytes()),
+                Ok(Err(_)) => return refusal(StatusCode::BAD_REQUEST, "the body broke off"),
+                Err(_) => return refusal(StatusCode::REQUEST_TIMEOUT, "the body came too slowly"),
             }
         } else {
             Kept::Once(Some(body.boxed()))

@@ -4,6 +4,7 @@
 
 mod world;
 
+use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
 
 use muxflow_api::service::ServiceView;
@@ -108,6 +109,20 @@ fn requests_that_change_something_are_not_made_twice() {
     let big = "y".repeat(3 << 20);
     let (status, body) = request(front, "POST /length", &big);
     assert_eq!((status, body), (200, big.len().to_string()));
+}
+
+#[test]
+fn a_client_that_sends_too_slowly_is_let_go() {
+    let world = World::start(1);
+    let front = world.declare(r#", "request_within_ms": 500"#);
+    world.wait("ready", |view| ready(view) == 1);
+    let mut client = std::net::TcpStream::connect(front).unwrap();
+    client.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+    client.write_all(b"POST /count HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc").unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    assert_eq!(world.view().failed_total, 0, "it is not the service that failed");
 }
 
 #[test]
