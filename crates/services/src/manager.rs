@@ -93,6 +93,8 @@ pub struct ServiceManager {
     book: PlaceBook,
     services: Arc<Mutex<BTreeMap<String, Entry>>>,
     left_out: Mutex<BTreeMap<String, LeftOut>>,
+    /// Held from looking for a name to having taken it.
+    declaring: Mutex<()>,
 }
 
 impl std::fmt::Debug for ServiceManager {
@@ -165,6 +167,7 @@ impl ServiceManager {
             book: PlaceBook::default(),
             services: Arc::default(),
             left_out: Mutex::default(),
+            declaring: Mutex::default(),
         };
         let entries = std::fs::read_dir(dir).map_err(|e| wrong(dir, e.to_string()))?;
         let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -213,6 +216,7 @@ impl ServiceManager {
     /// Declares a service, or changes one of the same name. Returns where its front listens.
     pub fn declare(&self, declared: &ServiceDeclaration) -> Result<SocketAddr, ServiceError> {
         let spec = ServiceSpec::new(declared)?;
+        let _alone = self.declaring.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = self.services().get(&declared.name) {
             if entry.leaving {
                 return Err(ServiceError::Declaration {

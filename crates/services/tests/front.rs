@@ -273,6 +273,28 @@ fn a_removed_service_leaves_nothing() {
 }
 
 #[test]
+fn declared_by_many_at_once_it_is_one_service() {
+    let world = World::start(4);
+    for round in 0..5 {
+        let name = format!("round-{round}");
+        let declared = declaration(&name, 30_000, "");
+        let together = std::sync::Barrier::new(8);
+        let one = || {
+            together.wait();
+            world.manager.declare(&declared).unwrap()
+        };
+        let fronts: Vec<_> = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(one)).collect();
+            all.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(fronts.iter().all(|front| *front == fronts[0]), "{fronts:?}");
+        world::until("ready", || ready(&world.manager.get(&name).unwrap()) == 1);
+        world.runtime.block_on(world.manager.remove(&name)).unwrap();
+        assert_eq!(world.executor.running(), 0, "none was left without a service");
+    }
+}
+
+#[test]
 fn what_cannot_be_is_refused() {
     let world = World::start(1);
     let front = world.declare("");

@@ -47,6 +47,10 @@ fn spawn(launch: &ReplicaLaunch) -> Child {
 }
 
 impl Processes {
+    pub(crate) fn running(&self) -> usize {
+        self.running.lock().unwrap().len()
+    }
+
     /// What the agent's slow loop does every few milliseconds.
     fn look_after(&self) {
         for (launch, child) in self.running.lock().unwrap().values_mut() {
