@@ -62,8 +62,8 @@ pub struct Front {
     pub pool: Arc<Pool>,
     /// What was counted.
     pub counts: Counts,
-    /// How long a request may take.
-    pub request_within: Duration,
+    /// How long a request may take, in milliseconds; those that begin later are held to it.
+    pub request_within_ms: AtomicU64,
     /// Latencies as clients see them.
     pub latency: std::sync::Mutex<crate::latency::LatencyWindow>,
 }
@@ -225,7 +225,11 @@ impl Front {
             });
         }
         drop(listener);
-        drop(tokio::time::timeout(self.request_within, graceful.shutdown()).await);
+        drop(tokio::time::timeout(self.request_within(), graceful.shutdown()).await);
+    }
+
+    fn request_within(&self) -> Duration {
+        Duration::from_millis(self.request_within_ms.load(Ordering::Relaxed))
     }
 
     async fn answer(&self, request: Request<Incoming>, peer: std::net::IpAddr) -> Answer {
@@ -244,7 +248,7 @@ impl Front {
         peer: std::net::IpAddr,
         began: Instant,
     ) -> Answer {
-        let deadline = began + self.request_within;
+        let deadline = began + self.request_within();
         let (mut parts, body) = request.into_parts();
         strip(&mut parts.headers);
         if let Ok(value) = HeaderValue::from_str(&peer.to_string()) {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -284,7 +284,7 @@ impl ServiceManager {
         let front = Arc::new(Front {
             pool: Arc::clone(&service.pool),
             counts: Counts::default(),
-            request_within: spec.request_within,
+            request_within_ms: AtomicU64::new(declared.request_within_ms),
             latency: Mutex::new(LatencyWindow::new(WINDOW.0, WINDOW.1)),
         });
         let (stop_front, stopped) = watch::channel(false);
@@ -418,6 +418,8 @@ impl ServiceLoop {
                 order = orders.recv() => match order {
                     Some(Order::Declare(both)) => {
                         let (declared, spec) = *both;
+                        let within = declared.request_within_ms;
+                        self.front.request_within_ms.store(within, Ordering::Relaxed);
                         self.declared = ServiceDeclaration { port: self.address.port(), ..declared };
                         self.service.declare(spec);
                     }

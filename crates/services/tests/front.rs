@@ -126,6 +126,16 @@ fn a_client_that_sends_too_slowly_is_let_go() {
 }
 
 #[test]
+fn another_limit_for_requests_holds_from_the_next_one_on() {
+    let world = World::start(1);
+    let front = world.declare(r#", "request_within_ms": 3600000"#);
+    world.wait("ready", |view| ready(view) == 1);
+    world.declare(r#", "request_within_ms": 50"#);
+    world.wait("taken", |view| view.declared.request_within_ms == 50);
+    assert_eq!(get(front, "/hang").0, 504);
+}
+
+#[test]
 fn large_answers_count_as_small_ones_do() {
     let world = World::start(1);
     let front = world.declare("");
