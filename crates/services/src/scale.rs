@@ -38,6 +38,14 @@ impl Scaler {
         Scaler { params, wanted, average: None, last: Micros::ZERO, low_since: None }
     }
 
+    /// Other bounds or times. What is known of the load stays: a service under load that is declared
+    /// again needs its replicas as before.
+    pub fn change(&mut self, params: ScaleParams) {
+        self.params = params;
+        self.wanted = self.wanted.clamp(params.min, params.max);
+        self.low_since = None;
+    }
+
     /// How many replicas are wanted.
     pub fn wanted(&self) -> u32 {
         self.wanted
@@ -114,6 +122,19 @@ mod tests {
         assert_eq!(run(&mut scaler, 5_000, 10_000, 7), 4);
         assert_eq!(run(&mut scaler, 15_000, 20_000, 1), 4, "not calm for long enough");
         assert_eq!(run(&mut scaler, 35_000, 200_000, 1), 1, "one at a time to the lower bound");
+    }
+
+    #[test]
+    fn new_bounds_keep_what_is_known_of_the_load() {
+        let mut scaler = Scaler::new(params(1, 4));
+        assert_eq!(run(&mut scaler, 0, 10_000, 7), 4);
+        scaler.change(params(1, 8));
+        assert_eq!(scaler.wanted(), 4, "the same load needs the same replicas");
+        assert!(scaler.load() > 6.0);
+        scaler.change(params(1, 3));
+        assert_eq!(scaler.wanted(), 3);
+        scaler.change(params(5, 8));
+        assert_eq!(scaler.wanted(), 5);
     }
 
     #[test]

@@ -88,14 +88,14 @@ impl std::fmt::Debug for Service {
     }
 }
 
-fn scaler(spec: &ServiceSpec) -> Scaler {
-    Scaler::new(ScaleParams {
+fn scale_params(spec: &ServiceSpec) -> ScaleParams {
+    ScaleParams {
         min: spec.min_replicas,
         max: spec.max_replicas,
         load_per_replica: spec.load_per_replica,
         smooth_over: SCALE_TIMES.0,
         calm_for: SCALE_TIMES.1,
-    })
+    }
 }
 
 /// A port that nobody has at this moment.
@@ -113,7 +113,7 @@ impl Service {
         remembered: &[Remembered],
     ) -> Self {
         let mut service = Service {
-            scaler: scaler(&spec),
+            scaler: Scaler::new(scale_params(&spec)),
             spec,
             pool: Arc::new(Pool::default()),
             executor,
@@ -186,7 +186,7 @@ impl Service {
                 &self.spec.gpu_type,
                 &self.spec.health,
             );
-        self.scaler = scaler(&spec);
+        self.scaler.change(scale_params(&spec));
         self.spec = spec;
         self.pool.set_slo(self.spec.slo);
         if differs {

@@ -160,6 +160,10 @@ fn load_brings_more_replicas_and_slow_answers_reach_the_executor() {
     let load = Load::start(front, 6, "GET /");
     world.wait("three", |view| view.wanted_replicas == 3 && ready(view) == 3);
     load.wait_for(200);
+    // Declared again under load it keeps what the load needs.
+    world.declare(r#", "max_replicas": 3, "load_per_replica": 1.1, "slo_ms": 1"#);
+    world.wait("taken", |view| view.declared.load_per_replica > 1.0);
+    assert_eq!(world.view().wanted_replicas, 3);
     let told = || world.executor.told.lock().unwrap().clone();
     world.wait("told", |_| told().values().any(|(latency, _)| latency.is_some()));
     let (_, failed) = load.stop();
