@@ -159,7 +159,8 @@ impl Manager {
         drop(self.wake.send(Wake::Leave));
     }
 
-    /// Whether offline work is held back.
+    /// Whether offline work is held back. Asked inside [`Manager::change`], the answer holds until the
+    /// change is written.
     pub fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Acquire)
     }
@@ -346,8 +347,12 @@ impl Manager {
                 caller.name
             )));
         }
-        self.store().put_note(PAUSED_NOTE, if paused { "yes" } else { "no" })?;
-        self.paused.store(paused, Ordering::Release);
+        {
+            // Both under the lock of the store: whoever changes jobs sees it from here on.
+            let mut store = self.store();
+            store.put_note(PAUSED_NOTE, if paused { "yes" } else { "no" })?;
+            self.paused.store(paused, Ordering::Release);
+        }
         let word = if paused { "paused" } else { "resumed" };
         self.tell(NewEvent {
             at: clock::now(),

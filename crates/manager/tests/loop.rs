@@ -13,7 +13,7 @@ use muxflow_agent::launch::{Exit, StopCause};
 use muxflow_api::jobs::{JobState, JobSubmit, JobView};
 use muxflow_manager::Manager;
 use muxflow_manager::manager::Settings;
-use muxflow_manager::scheduler::SchedulerSettings;
+use muxflow_manager::scheduler::{Scheduler, SchedulerSettings};
 use muxflow_manager::scheduler::admit::ProfilerSettings;
 use muxflow_manager::scheduler::record::replay;
 use muxflow_manager::up::Loops;
@@ -180,6 +180,41 @@ fn pause_drains_everything_and_resume_brings_it_back() {
     assert_eq!(world.manager.job(late.as_str()).unwrap().state, JobState::Submitted);
     world.manager.set_paused(&world.caller, false).unwrap();
     world.wait(&ids[0], "again", |job| job.run == 2);
+}
+
+/// A scheduler whose cycles the test makes itself, with one idle GPU.
+fn by_hand(profiler: ProfilerSettings) -> (tempfile::TempDir, Arc<FakeNode>, Arc<Scheduler>) {
+    let dir = tempfile::tempdir().unwrap();
+    let node = FakeNode::new(dir.path(), vec![gpu(0, None)]);
+    let store = dir.path().join("state.db");
+    let (manager, _) =
+        Manager::open(&store, Arc::clone(&node) as _, Settings::default()).unwrap();
+    let settings = SchedulerSettings { profiler, ..scheduler() };
+    (dir, node, Arc::new(Scheduler { manager, settings, speeds: Arc::default() }))
+}
+
+fn submit_to(manager: &Manager, program: &str) -> JobId {
+    let text = format!(r#"{{"command": [{program:?}], "cwd": "/"}}"#);
+    let caller = Caller::of_uid(muxflow_agent::sys::own_uid(), None);
+    let made = manager.submit(&caller, &serde_json::from_str(&text).unwrap()).unwrap();
+    JobId::new(&made.jobs[0]).unwrap()
+}
+
+#[test]
+fn nothing_starts_when_a_pause_comes_in_the_middle_of_a_cycle() {
+    let (_dir, node, scheduler) = by_hand(ProfilerSettings::default());
+    let manager = Arc::clone(&scheduler.manager);
+    let id = submit_to(&manager, "/bin/train");
+    let operator = Caller::of_uid(muxflow_agent::sys::own_uid(), None);
+    let (paused, by) = (Arc::clone(&manager), operator.clone());
+    node.at_next_look(move || assert!(paused.set_paused(&by, true).unwrap().paused));
+    scheduler.cycle("test", true).unwrap();
+    assert!(manager.is_paused());
+    assert!(node.running().is_empty(), "measuring did not begin");
+    assert_eq!(manager.job(id.as_str()).unwrap().state, JobState::Submitted);
+    manager.set_paused(&operator, false).unwrap();
+    scheduler.cycle("test", true).unwrap();
+    assert!(node.running().contains_key(&id));
 }
 
 #[test]

@@ -169,14 +169,23 @@ impl Scheduler {
 
     fn start_profiling(&self, id: &muxflow_types::JobId, sight: &GpuSight) -> Result<()> {
         let Some(share) = sight.share else { return Ok(()) };
-        let stepped = self.manager.step(id, Happening::Profile, |row| {
-            row.gpu = Some(sight.gpu.clone());
-            row.share = Some((share.sms().0, share.total().0));
-            row.quota_bytes = Some(sight.quota.0);
-            row.predicted = None;
-            row.seen = None;
-            row.rate = None;
-            row.reason = "measured on an idle GPU".to_owned();
+        let now = clock::now();
+        let stepped = self.manager.change(|change| {
+            // Asked here, where a pause cannot come between.
+            if self.manager.is_paused() {
+                return Ok(None);
+            }
+            let Some(mut row) = change.job(id)? else { return Ok(None) };
+            let stepped = advance(change, &mut row, Happening::Profile, now, |row| {
+                row.gpu = Some(sight.gpu.clone());
+                row.share = Some((share.sms().0, share.total().0));
+                row.quota_bytes = Some(sight.quota.0);
+                row.predicted = None;
+                row.seen = None;
+                row.rate = None;
+                row.reason = "measured on an idle GPU".to_owned();
+            })?;
+            Ok(stepped.then_some(row))
         })?;
         if let Some(row) = stepped {
             self.start_on_node(&row)?;

@@ -113,7 +113,6 @@ impl Scheduler {
     /// All changes of a plan in one transaction; the runs to start and to stop come back.
     fn write_down(&self, plan: &ClusterPlan, shadow: bool) -> Result<(Vec<JobRow>, Vec<JobRow>)> {
         let now = clock::now();
-        let paused = self.manager.is_paused();
         self.manager.change(|change| {
             let (mut starts, mut stops) = (Vec::new(), Vec::new());
             for waiting in &plan.waiting {
@@ -124,7 +123,8 @@ impl Scheduler {
                     change.put(&row)?;
                 }
             }
-            if shadow || paused {
+            // Asked here, where a pause cannot come between: what is started now, its drain will see.
+            if shadow || self.manager.is_paused() {
                 return Ok((starts, stops));
             }
             for eviction in &plan.evictions {

@@ -25,6 +25,7 @@ pub(crate) struct FakeNode {
     exits: Mutex<BTreeMap<JobId, Exit>>,
     tell: Mutex<Sender<(String, Event)>>,
     events: Mutex<Receiver<(String, Event)>>,
+    next_look: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 pub(crate) fn gpu(index: u32, service: Option<&str>) -> GpuSight {
@@ -75,7 +76,13 @@ impl FakeNode {
             exits: Mutex::new(BTreeMap::new()),
             tell: Mutex::new(tell),
             events: Mutex::new(events),
+            next_look: Mutex::new(None),
         })
+    }
+
+    /// Something happens while somebody looks next.
+    pub(crate) fn at_next_look(&self, happens: impl FnOnce() + Send + 'static) {
+        *self.next_look.lock().unwrap() = Some(Box::new(happens));
     }
 
     pub(crate) fn running(&self) -> BTreeMap<JobId, GpuId> {
@@ -114,6 +121,10 @@ impl FakeNode {
 
 impl NodePort for FakeNode {
     fn look(&self) -> Vec<GpuSight> {
+        let happens = self.next_look.lock().unwrap().take();
+        if let Some(happens) = happens {
+            happens();
+        }
         self.gpus.lock().unwrap().clone()
     }
 
