@@ -13,6 +13,8 @@ use crate::error::{ManagerError, Result};
 const MOST_BYTES: usize = 256 << 10;
 /// Jobs in one array.
 pub const MOST_IN_ARRAY: u64 = 10_000;
+/// What all jobs of one array take in the store: each keeps its own copy.
+const MOST_ARRAY_BYTES: u64 = 32 << 20;
 /// A year.
 const LONGEST_DEADLINE_S: u64 = 365 * 24 * 3600;
 
@@ -219,6 +221,17 @@ pub fn jobs(submit: &JobSubmit) -> Result<Vec<NewJob>> {
         None => Ok(vec![one(None)?]),
         Some(array) => {
             let example = one(Some(array.first))?;
+            let count = u64::from(array.last.saturating_sub(array.first)) + 1;
+            let each = example.submit.len() as u64;
+            if count.saturating_mul(each) > MOST_ARRAY_BYTES {
+                return invalid(
+                    "array",
+                    format!(
+                        "{count} jobs of {each} bytes each; all jobs of an array together may take {MOST_ARRAY_BYTES} bytes: submit at most {} at a time, or put long arguments and variables into a file",
+                        MOST_ARRAY_BYTES / each.max(1)
+                    ),
+                );
+            }
             let indices = array.first..=array.last;
             Ok(indices.map(|index| NewJob { index: Some(index), ..example.clone() }).collect())
         }
@@ -283,5 +296,17 @@ mod tests {
         assert_eq!(indices, [Some(2), Some(3), Some(4)]);
         assert!(!made[0].submit.contains("array"));
         assert_eq!(jobs(&good()).unwrap()[0].index, None);
+    }
+
+    #[test]
+    fn an_array_takes_only_so_much_room() {
+        let mut submit = JobSubmit { array: Some(ArrayRange { first: 1, last: 10_000 }), ..good() };
+        assert_eq!(jobs(&submit).unwrap().len(), 10_000);
+        submit.command.push("x".repeat(200_000));
+        check(&submit).unwrap();
+        let error = jobs(&submit).unwrap_err().to_string();
+        assert!(error.contains("`array`") && error.contains("at most 167 at a time"), "{error}");
+        submit.array = Some(ArrayRange { first: 1, last: 167 });
+        assert_eq!(jobs(&submit).unwrap().len(), 167);
     }
 }
