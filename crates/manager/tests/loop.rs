@@ -16,10 +16,11 @@ use muxflow_manager::manager::Settings;
 use muxflow_manager::scheduler::{Scheduler, SchedulerSettings};
 use muxflow_manager::scheduler::admit::ProfilerSettings;
 use muxflow_manager::scheduler::record::replay;
+use muxflow_manager::scheduler::watch::Watch;
 use muxflow_manager::up::Loops;
 use muxflow_manager::user::Caller;
 use muxflow_policy::retry::RetryParams;
-use muxflow_types::{HealthState, JobId, Micros};
+use muxflow_types::{GpuType, HealthState, JobId, Micros};
 use support::{FakeNode, gpu};
 
 struct World {
@@ -215,6 +216,43 @@ fn nothing_starts_when_a_pause_comes_in_the_middle_of_a_cycle() {
     manager.set_paused(&operator, false).unwrap();
     scheduler.cycle("test", true).unwrap();
     assert!(node.running().contains_key(&id));
+}
+
+#[test]
+fn a_job_that_is_not_alone_has_no_profile_of_its_own() {
+    let (_dir, node, scheduler) = by_hand(ProfilerSettings::default());
+    let manager = Arc::clone(&scheduler.manager);
+    let mut watch = Watch::new(Arc::clone(&scheduler));
+    let t4 = GpuType::new("T4").unwrap();
+    let mut measure = |program: &str, comes: &dyn Fn()| {
+        let id = submit_to(&manager, program);
+        node.launched(0);
+        scheduler.cycle("test", true).unwrap();
+        assert_eq!(manager.job(id.as_str()).unwrap().state, JobState::Profiling);
+        node.launched(1_000);
+        watch.look().unwrap();
+        comes();
+        node.launched(1_100);
+        watch.look().unwrap();
+        let job = manager.job(id.as_str()).unwrap();
+        assert_eq!(job.state, JobState::Running, "{job:?}");
+        let workload = manager.row(id.as_str()).unwrap().workload;
+        let profile = manager.reader().profile(&workload, &t4).unwrap();
+        node.change(0, |gpu| (gpu.online, gpu.outside_mps) = (None, Vec::new()));
+        node.end(&id, Exit { code: Some(0), run: job.run, ..Exit::unknown() }, None);
+        let exit = Exit { code: Some(0), run: job.run, ..Exit::unknown() };
+        let retry = &scheduler.settings.retry;
+        manager.run_ended(&id, &exit, None, false, retry).unwrap();
+        (profile, job.reason)
+    };
+    let (profile, reason) = measure("/bin/alone", &|| {});
+    assert!(profile.unwrap().solo_time.is_some(), "{reason}");
+    let service = || node.change(0, |sight| sight.online = gpu(0, Some("web")).online);
+    let (profile, reason) = measure("/bin/beside-a-service", &service);
+    assert!(profile.is_none() && reason.contains("no longer alone"), "{profile:?} {reason}");
+    let stranger = || node.change(0, |sight| sight.outside_mps = vec![4711]);
+    let (profile, reason) = measure("/bin/beside-a-stranger", &stranger);
+    assert!(profile.is_none() && reason.contains("no longer alone"), "{profile:?} {reason}");
 }
 
 #[test]

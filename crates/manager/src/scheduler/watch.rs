@@ -29,6 +29,8 @@ const SWEEP_AFTER: Micros = Micros::from_secs(20);
 /// After this, and the time that its stop may take, it is taken for lost: after a restart of the agent
 /// a run may be on its way out that the node does not show.
 const LOST_AFTER: Micros = Micros::from_secs(120);
+/// Why there is nothing to measure.
+const NO_LAUNCH: &str = "it launched nothing in time";
 
 /// What is remembered of a run between two looks.
 #[derive(Debug)]
@@ -186,15 +188,18 @@ impl Watch {
         })
     }
 
-    /// Measures a job that is alone on its GPU.
+    /// Measures a job that is alone on its GPU. What somebody else takes part of is no measurement.
     fn measure(&mut self, row: &JobRow, sight: &GpuSight) -> Result<()> {
+        if sight.online.is_some() || !sight.outside_mps.is_empty() {
+            return self.measured(row, Err("it was no longer alone on its GPU"));
+        }
         let scheduler = Arc::clone(&self.scheduler);
         let settings = &scheduler.settings.profiler;
         let rhythm = scheduler.manager.node.rhythm(&sight.gpu).filter(|r| r.job == row.id);
         let total = clock::now().since(row.changed_at);
         let over = u128::from(total.0) >= settings.limit.as_micros();
         let Some(rhythm) = rhythm else {
-            return if over { self.measured(row, None) } else { Ok(()) };
+            return if over { self.measured(row, Err(NO_LAUNCH)) } else { Ok(()) };
         };
         let launched = rhythm.launches.iter().any(|count| *count > 0);
         if !launched && !over {
@@ -207,7 +212,7 @@ impl Watch {
             return Ok(());
         }
         if !launched {
-            return self.measured(row, None);
+            return self.measured(row, Err(NO_LAUNCH));
         }
         let samples = scheduler.manager.node.samples(&sight.gpu, window.max(Micros::from_secs(1)));
         let solo_time = iterations.map(|count| Micros(window.0 / u64::from(count.max(1))));
@@ -221,16 +226,20 @@ impl Watch {
             solo_time: solo_time.filter(|time| time.0 > 0),
             memory: Some(rhythm.peak).filter(|bytes| *bytes > Bytes::ZERO),
         };
-        self.measured(row, Some(profile))
+        self.measured(row, Ok(profile))
     }
 
     /// The measurement is over, with or without a result; the job goes on where it is, unless that
     /// GPU is set aside for measuring.
-    fn measured(&mut self, row: &JobRow, profile: Option<ProfileRecord>) -> Result<()> {
+    fn measured(
+        &mut self,
+        row: &JobRow,
+        profile: std::result::Result<ProfileRecord, &str>,
+    ) -> Result<()> {
         let scheduler = &self.scheduler;
         let manager = &scheduler.manager;
         let words = match &profile {
-            Some(profile) => {
+            Ok(profile) => {
                 manager.store().put_profile(profile, clock::now())?;
                 scheduler.speeds.forget(&row.workload);
                 let time = profile.solo_time.map_or_else(
@@ -239,7 +248,7 @@ impl Watch {
                 );
                 format!("measured: {time}")
             }
-            None => "could not be measured: it launched nothing in time".to_owned(),
+            Err(why) => format!("could not be measured: {why}"),
         };
         self.followed.remove(&row.id);
         let aside = scheduler.settings.profiler.set_aside.is_some();

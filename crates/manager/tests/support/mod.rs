@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use muxflow_abi::control::rhythm::BUCKETS;
 use muxflow_agent::control_block::JobCounts;
 use muxflow_agent::gpu::{Event, OfflineSpec, StopReason};
 use muxflow_agent::launch::Exit;
@@ -26,6 +27,7 @@ pub(crate) struct FakeNode {
     tell: Mutex<Sender<(String, Event)>>,
     events: Mutex<Receiver<(String, Event)>>,
     next_look: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    launches: Mutex<u32>,
 }
 
 pub(crate) fn gpu(index: u32, service: Option<&str>) -> GpuSight {
@@ -77,7 +79,13 @@ impl FakeNode {
             tell: Mutex::new(tell),
             events: Mutex::new(events),
             next_look: Mutex::new(None),
+            launches: Mutex::new(0),
         })
+    }
+
+    /// The job has launched its one kernel so often.
+    pub(crate) fn launched(&self, count: u32) {
+        *self.launches.lock().unwrap() = count;
     }
 
     /// Something happens while somebody looks next.
@@ -162,8 +170,15 @@ impl NodePort for FakeNode {
         self.dir.join(format!("{job}.{stream}"))
     }
 
-    fn rhythm(&self, _: &GpuId) -> Option<Rhythm> {
-        None
+    fn rhythm(&self, gpu: &GpuId) -> Option<Rhythm> {
+        let count = *self.launches.lock().unwrap();
+        let running = self.running();
+        let (job, _) = running.iter().find(|(_, on)| *on == gpu).filter(|_| count > 0)?;
+        let mut launches = [0; BUCKETS];
+        launches[0] = count;
+        // One reading each second.
+        let at = Micros::from_secs(u64::from(count));
+        Some(Rhythm { job: job.clone(), at, launches, peak: Bytes::from_gib(1) })
     }
 
     fn samples(&self, _: &GpuId, _: Micros) -> Vec<GpuSample> {
