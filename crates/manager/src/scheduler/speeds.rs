@@ -19,11 +19,42 @@ struct InUse {
     texts: BTreeMap<String, String>,
 }
 
+/// More profiles than this are not kept in memory: some tens of megabytes.
+const MOST_KEPT: usize = 50_000;
+
+type Key = (WorkloadName, GpuType);
+
+/// Profiles that were read, also that there is none.
+#[derive(Debug, Default)]
+struct Profiles {
+    kept: BTreeMap<Key, Option<ProfileRecord>>,
+    /// How often something was forgotten. What was read before the last time may be old.
+    generation: u64,
+}
+
+impl Profiles {
+    fn keep(&mut self, generation: u64, key: Key, read: Option<ProfileRecord>) {
+        if generation != self.generation {
+            return;
+        }
+        if self.kept.len() >= MOST_KEPT && !self.kept.contains_key(&key) {
+            // Those that are still asked for come back with the next plan.
+            self.kept.clear();
+        }
+        self.kept.insert(key, read);
+    }
+
+    fn forget(&mut self, workload: &WorkloadName) {
+        self.generation += 1;
+        self.kept.retain(|(name, _), _| name != workload);
+    }
+}
+
 /// Models in use, and profiles that were read.
 #[derive(Debug, Default)]
 pub struct Speeds {
     in_use: RwLock<InUse>,
-    profiles: Mutex<BTreeMap<(WorkloadName, GpuType), Option<ProfileRecord>>>,
+    profiles: Mutex<Profiles>,
 }
 
 fn unpoisoned<T>(result: std::result::Result<T, PoisonError<T>>) -> T {
@@ -86,16 +117,51 @@ impl Speeds {
         gpu_type: &GpuType,
     ) -> Result<Option<ProfileRecord>> {
         let key = (workload.clone(), gpu_type.clone());
-        if let Some(known) = unpoisoned(self.profiles.lock()).get(&key) {
-            return Ok(known.clone());
-        }
+        let generation = {
+            let profiles = unpoisoned(self.profiles.lock());
+            if let Some(known) = profiles.kept.get(&key) {
+                return Ok(known.clone());
+            }
+            profiles.generation
+        };
         let read = manager.reader().profile(workload, gpu_type)?;
-        unpoisoned(self.profiles.lock()).insert(key, read.clone());
+        unpoisoned(self.profiles.lock()).keep(generation, key, read.clone());
         Ok(read)
     }
 
     /// A new profile was written.
     pub fn forget(&self, workload: &WorkloadName) {
-        unpoisoned(self.profiles.lock()).retain(|(name, _), _| name != workload);
+        unpoisoned(self.profiles.lock()).forget(workload);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        (WorkloadName::new(name).unwrap(), GpuType::new("T4").unwrap())
+    }
+
+    #[test]
+    fn what_was_read_before_something_new_was_written_is_not_kept() {
+        let mut profiles = Profiles::default();
+        let before = profiles.generation;
+        // Somebody has read that there is none; before it is kept, a profile is written.
+        profiles.forget(&key("a").0);
+        profiles.keep(before, key("a"), None);
+        assert_eq!(profiles.kept.get(&key("a")), None, "the store is asked again");
+        profiles.keep(profiles.generation, key("a"), None);
+        assert_eq!(profiles.kept.get(&key("a")), Some(&None));
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut profiles = Profiles::default();
+        for number in 0..=MOST_KEPT {
+            profiles.keep(0, key(&format!("w{number}")), None);
+            assert!(profiles.kept.len() <= MOST_KEPT);
+        }
+        assert!(profiles.kept.contains_key(&key(&format!("w{MOST_KEPT}"))));
     }
 }
