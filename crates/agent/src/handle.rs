@@ -56,4 +56,9 @@ impl AgentHandle {
     pub fn log_file(&self, job: &str, stream: &str) -> PathBuf {
         self.runner.log_file(Kind::Offline, job, stream)
     }
+
+    /// Removes what is left of a job that has ended.
+    pub fn forget(&self, job: &str) -> Result<()> {
+        self.runner.forget(Kind::Offline, job)
+    }
 }

@@ -192,9 +192,15 @@ impl Runner {
         fs::remove_file(&path).map_err(file("remove", &path))
     }
 
-    /// Forgets a workload that has ended: its directory goes.
+    /// Forgets a workload that has ended: its directory goes, if there is one.
     pub fn forget(&self, kind: Kind, name: &str) -> Result<()> {
         let files = self.files(kind, name);
+        if !files.path().exists() {
+            return Ok(());
+        }
+        if has_keeper(&files)? {
+            return Err(AgentError::RunsAlready { workload: name.to_owned(), pid: 0 });
+        }
         fs::remove_dir_all(files.path()).map_err(file("remove", files.path()))
     }
 }

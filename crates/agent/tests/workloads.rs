@@ -117,6 +117,25 @@ fn nothing_runs_twice() {
 }
 
 #[test]
+fn what_has_ended_can_be_forgotten_and_what_runs_cannot() {
+    let dir = tempfile::tempdir().unwrap();
+    let runner = runner(dir.path());
+    let launch = shell(&runner, Kind::Offline, "forget", "echo out; sleep 300");
+    let name = launch.name.clone();
+    let mut running = runner.start(launch).unwrap();
+    until("output", || log(&running) == "out\n");
+    let refused = runner.forget(Kind::Offline, &name);
+    assert!(matches!(refused, Err(AgentError::RunsAlready { .. })), "{refused:?}");
+    running.ask_stop();
+    ended(&mut running);
+    let output = runner.log_file(Kind::Offline, &name, "stdout");
+    assert!(output.exists());
+    until("its keeper is gone", || runner.forget(Kind::Offline, &name).is_ok());
+    assert!(!output.parent().unwrap().exists());
+    runner.forget(Kind::Offline, &name).unwrap();
+}
+
+#[test]
 fn a_stop_lets_the_program_save_and_then_takes_all_of_it() {
     let dir = tempfile::tempdir().unwrap();
     let runner = runner(dir.path());

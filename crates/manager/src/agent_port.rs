@@ -119,6 +119,10 @@ impl NodePort for AgentPort {
         self.handle.log_file(job.as_str(), stream)
     }
 
+    fn forget(&self, job: &JobId) -> Result<(), String> {
+        self.handle.forget(job.as_str()).map_err(|error| error.to_string())
+    }
+
     fn rhythm(&self, gpu: &GpuId) -> Option<Rhythm> {
         let job = self.handle.shared(gpu.as_str())?.job()?;
         let mut launches = [0_u32; BUCKETS];

@@ -43,6 +43,8 @@ struct Raw {
     token: Vec<RawToken>,
     shadow: bool,
     jobs_per_user: u64,
+    keep_jobs_days: u64,
+    keep_jobs: u64,
     history_s: u64,
     scheduler: RawScheduler,
     profiler: RawProfiler,
@@ -60,6 +62,8 @@ impl Default for Raw {
             token: Vec::new(),
             shadow: false,
             jobs_per_user: 10_000,
+            keep_jobs_days: 30,
+            keep_jobs: 100_000,
             history_s: 900,
             scheduler: RawScheduler::default(),
             profiler: RawProfiler::default(),
@@ -191,9 +195,13 @@ impl UpConfig {
             tcp,
         };
         within("jobs_per_user", raw.jobs_per_user, 1, 10_000_000).map_err(wrong)?;
+        within("keep_jobs_days", raw.keep_jobs_days, 1, 36_500).map_err(wrong)?;
+        within("keep_jobs", raw.keep_jobs, 1, 10_000_000).map_err(wrong)?;
         within("history_s", raw.history_s, 10, 86_400).map_err(wrong)?;
         let settings = Settings {
             jobs_per_user: Some(raw.jobs_per_user),
+            keep_jobs_for: Micros::from_secs(raw.keep_jobs_days * 24 * 3600),
+            keep_jobs: raw.keep_jobs,
             shadow: raw.shadow,
             history_points: usize::try_from(raw.history_s).unwrap_or(900),
             history_step_ms: 1_000,
@@ -281,6 +289,7 @@ mod tests {
     fn an_empty_file_is_the_defaults() {
         let config = read("").unwrap();
         assert_eq!(config.scheduler.interval, Micros::from_secs(900));
+        assert_eq!(config.settings, Settings::default());
         assert!(config.listen.tcp.is_none() && !config.settings.shadow);
         assert!(config.agent.state_dir.starts_with(&config.state_dir));
     }
@@ -313,6 +322,8 @@ mod tests {
             ("[scheduler]\nmax_disruption_pct = 101.0", "max_disruption_pct"),
             ("[profiler]\nlimit_s = 1", "profiler.limit_s"),
             ("socket_mode = '999'", "octal"),
+            ("keep_jobs_days = 0", "keep_jobs_days is 0"),
+            ("keep_jobs = 0", "keep_jobs is 0"),
             ("[agent]\ntick_ms = 0", "tick_ms is 0"),
             ("[agent]\nnothing = 1", "nothing"),
             ("[[token]]\nuser = 'no-such-user-here'\ntoken = '0123456789abcdef'", "token[0].user"),

@@ -25,6 +25,7 @@ pub mod lifecycle;
 pub mod logs;
 pub mod manager;
 pub mod node;
+pub mod retention;
 pub mod scheduler;
 pub mod submit;
 pub mod summary;

@@ -30,6 +30,10 @@ use crate::{submit, views};
 pub struct Settings {
     /// Open jobs that one user may have.
     pub jobs_per_user: Option<u64>,
+    /// A job that has ended is kept for so long.
+    pub keep_jobs_for: Micros,
+    /// And at most so many of those that have ended.
+    pub keep_jobs: u64,
     /// Plans are made and reported, and not carried out.
     pub shadow: bool,
     /// Readings kept for each GPU.
@@ -42,6 +46,8 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             jobs_per_user: Some(10_000),
+            keep_jobs_for: Micros::from_secs(30 * 24 * 3600),
+            keep_jobs: 100_000,
             shadow: false,
             history_points: 900,
             history_step_ms: 1_000,

@@ -108,6 +108,8 @@ pub trait NodePort: Send + Sync {
     fn last_exit(&self, job: &JobId) -> Option<Exit>;
     /// The file of a job's output, `stdout` or `stderr`.
     fn log_file(&self, job: &JobId, stream: &str) -> PathBuf;
+    /// Removes what is left of a job that has ended: its output. That there is nothing is no error.
+    fn forget(&self, job: &JobId) -> Result<(), String>;
     /// What the job on a GPU has launched.
     fn rhythm(&self, gpu: &GpuId) -> Option<Rhythm>;
     /// Samples of a GPU, the last `span` of them, oldest first.

@@ -52,6 +52,8 @@ impl Loops {
             Loops { leave: Arc::clone(&leave), manager: Arc::clone(manager), threads: Vec::new() };
         let (m, l) = (Arc::clone(manager), Arc::clone(&leave));
         loops.spawn("events", move || m.pump(&retry, &l))?;
+        let (m, l) = (Arc::clone(manager), Arc::clone(&leave));
+        loops.spawn("tidy", move || m.keep_tidy(&l))?;
         let (s, l) = (Arc::clone(&scheduler), Arc::clone(&leave));
         loops.spawn("watch", move || Watch::new(s).run(&l))?;
         let (s, l) = (Arc::clone(&scheduler), Arc::clone(&leave));

@@ -21,6 +21,7 @@ use muxflow_manager::up::Loops;
 use muxflow_manager::user::Caller;
 use muxflow_policy::retry::RetryParams;
 use muxflow_types::{GpuType, HealthState, JobId, Micros};
+use muxflow_manager::node::NodePort;
 use support::{FakeNode, gpu};
 
 struct World {
@@ -253,6 +254,44 @@ fn a_job_that_is_not_alone_has_no_profile_of_its_own() {
     let stranger = || node.change(0, |sight| sight.outside_mps = vec![4711]);
     let (profile, reason) = measure("/bin/beside-a-stranger", &stranger);
     assert!(profile.is_none() && reason.contains("no longer alone"), "{profile:?} {reason}");
+}
+
+#[test]
+fn jobs_that_ended_long_ago_are_removed_with_their_output() {
+    let settings = Settings {
+        keep_jobs_for: Micros::from_secs(3600),
+        keep_jobs: 3,
+        ..Settings::default()
+    };
+    let world = world(1, settings);
+    let open = world.submit(|_| {});
+    world.runs(&open);
+    let ended: Vec<JobId> = (0..5).map(|_| world.submit(|_| {})).collect();
+    for id in &ended {
+        std::fs::write(world.node.log_file(id, "stdout"), "output").unwrap();
+        world.manager.cancel(&world.caller, id.as_str()).unwrap();
+        world.wait(id, "cancelled", |job| job.state.is_final());
+    }
+    let waits = world.submit(|_| {});
+    let stay = std::sync::atomic::AtomicBool::new(false);
+    let there = |id: &JobId| {
+        let (row, file) = (world.manager.row(id.as_str()), world.node.log_file(id, "stdout"));
+        assert_eq!(row.is_ok(), file.exists() || !ended.contains(id), "{id}: both or neither");
+        row.is_ok()
+    };
+    // The number is kept to: those that ended first go first.
+    let now = || Micros(world.manager.row(open.as_str()).unwrap().changed_at.0);
+    assert_eq!(world.manager.sweep(now(), &stay).unwrap(), 2);
+    let left: Vec<bool> = ended.iter().map(&there).collect();
+    assert_eq!(left, [false, false, true, true, true]);
+    assert_eq!(world.manager.sweep(now(), &stay).unwrap(), 0);
+    // So is the time; what has not ended stays however old it is.
+    let years = Micros::from_secs(10 * 365 * 24 * 3600);
+    assert_eq!(world.manager.sweep(now().saturating_add(years), &stay).unwrap(), 3);
+    assert!(!ended.iter().any(&there));
+    assert!(there(&open) && there(&waits));
+    // Its number is not given again.
+    assert!(world.manager.row(world.submit(|_| {}).as_str()).unwrap().number > 7);
 }
 
 #[test]

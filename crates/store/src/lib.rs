@@ -13,6 +13,7 @@ pub mod events;
 pub mod jobs;
 mod model;
 mod queue;
+mod retention;
 mod sample;
 mod schema;
 

@@ -78,17 +78,10 @@ impl Watch {
     /// Looks until the manager leaves.
     pub fn run(&mut self, leave: &AtomicBool) {
         let step = Duration::from_millis(self.scheduler.manager.settings.history_step_ms);
-        let mut trimmed = Instant::now();
         while !leave.load(Ordering::Acquire) {
             let began = Instant::now();
             if let Err(error) = self.look() {
                 tracing::error!(error = error.in_full(), "cannot look around");
-            }
-            if trimmed.elapsed() > Duration::from_secs(600) {
-                trimmed = Instant::now();
-                if let Err(error) = self.scheduler.manager.store().trim_events(100_000) {
-                    tracing::warn!(error = %error, "old events are not removed");
-                }
             }
             std::thread::sleep(step.saturating_sub(began.elapsed()).max(Duration::from_millis(50)));
         }
