@@ -33,6 +33,9 @@ pub struct GpuService {
     /// Latency that it reports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
+    /// Jobs that have harmed their neighbours or failed often are kept away from it.
+    #[serde(default)]
+    pub critical: bool,
 }
 
 /// The job on a GPU.

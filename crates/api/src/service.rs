@@ -46,6 +46,9 @@ pub struct ServiceDeclaration {
     /// What the 99th percentile of latency is held against, in milliseconds.
     #[serde(default)]
     pub slo_ms: Option<f64>,
+    /// Jobs that have harmed their neighbours or failed often are kept off its GPUs.
+    #[serde(default)]
+    pub critical: bool,
     /// A request that takes longer is answered with 504.
     #[serde(default = "request_within_ms")]
     pub request_within_ms: u64,
@@ -70,6 +73,7 @@ impl Default for ServiceDeclaration {
             load_per_replica: load_per_replica(),
             health: HealthDeclaration::default(),
             slo_ms: None,
+            critical: false,
             request_within_ms: request_within_ms(),
             drain_within_ms: drain_within_ms(),
         }

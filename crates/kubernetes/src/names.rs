@@ -16,12 +16,15 @@ pub const MEMORY: &str = "muxflow.dev/memory";
 pub const WORKLOAD: &str = "muxflow.dev/workload";
 /// Written by the user: GPU types that the job accepts, by commas.
 pub const GPU_TYPES: &str = "muxflow.dev/gpu-types";
+/// Written by the user or an operator: `true` for a job that has harmed its neighbours; it is kept off
+/// critical services.
+pub const FAIL_PRONE: &str = "muxflow.dev/fail-prone";
 /// Written by the user: `false` for a job that cannot go on from a checkpoint.
 pub const MOVABLE: &str = "muxflow.dev/movable";
 
 /// Written by the user on online pods: the name of the service; by default its Deployment.
 pub const SERVICE: &str = "muxflow.dev/service";
-/// Written by the user on online pods: `true` keeps jobs away that have caused errors.
+/// Written by the user on online pods: `true` keeps jobs away that are fail-prone.
 pub const CRITICAL: &str = "muxflow.dev/critical";
 
 /// Written with the binding: the GPU that the plan named.

@@ -63,6 +63,7 @@ impl AgentPort {
                 pid: Some(pid),
                 uid: owner(pid),
                 latency: latency.map(Micros),
+                critical: shared.critical.load(Ordering::Relaxed),
             }),
             online_activity: status.online_activity.map(|(activity, _)| activity),
             demand: status.demand,

@@ -24,6 +24,8 @@ pub struct OnlineSight {
     pub uid: Option<u32>,
     /// Latency that it reports.
     pub latency: Option<Micros>,
+    /// Fail-prone jobs are to be kept away from it.
+    pub critical: bool,
 }
 
 /// One GPU at one moment.

@@ -128,6 +128,7 @@ pub fn gpu(gpu: &GpuSight, now: Micros) -> GpuView {
             service: online.service.as_str().to_owned(),
             pid: online.pid,
             latency_us: online.latency.map(|latency| latency.0),
+            critical: online.critical,
         }),
         offline: gpu.offline.as_ref().map(|(job, counts)| GpuJob {
             job: job.as_str().to_owned(),

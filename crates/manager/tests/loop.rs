@@ -13,15 +13,16 @@ use muxflow_agent::launch::{Exit, StopCause};
 use muxflow_api::jobs::{JobState, JobSubmit, JobView};
 use muxflow_manager::Manager;
 use muxflow_manager::manager::Settings;
-use muxflow_manager::scheduler::{Scheduler, SchedulerSettings};
+use muxflow_manager::node::NodePort;
 use muxflow_manager::scheduler::admit::ProfilerSettings;
 use muxflow_manager::scheduler::record::replay;
 use muxflow_manager::scheduler::watch::Watch;
+use muxflow_manager::scheduler::{Scheduler, SchedulerSettings};
 use muxflow_manager::up::Loops;
 use muxflow_manager::user::Caller;
+use muxflow_policy::node::fault::Fault;
 use muxflow_policy::retry::RetryParams;
 use muxflow_types::{GpuType, HealthState, JobId, Micros};
-use muxflow_manager::node::NodePort;
 use support::{FakeNode, gpu};
 
 struct World {
@@ -189,8 +190,7 @@ fn by_hand(profiler: ProfilerSettings) -> (tempfile::TempDir, Arc<FakeNode>, Arc
     let dir = tempfile::tempdir().unwrap();
     let node = FakeNode::new(dir.path(), vec![gpu(0, None)]);
     let store = dir.path().join("state.db");
-    let (manager, _) =
-        Manager::open(&store, Arc::clone(&node) as _, Settings::default()).unwrap();
+    let (manager, _) = Manager::open(&store, Arc::clone(&node) as _, Settings::default()).unwrap();
     let settings = SchedulerSettings { profiler, ..scheduler() };
     (dir, node, Arc::new(Scheduler { manager, settings, speeds: Arc::default() }))
 }
@@ -258,11 +258,8 @@ fn a_job_that_is_not_alone_has_no_profile_of_its_own() {
 
 #[test]
 fn jobs_that_ended_long_ago_are_removed_with_their_output() {
-    let settings = Settings {
-        keep_jobs_for: Micros::from_secs(3600),
-        keep_jobs: 3,
-        ..Settings::default()
-    };
+    let settings =
+        Settings { keep_jobs_for: Micros::from_secs(3600), keep_jobs: 3, ..Settings::default() };
     let world = world(1, settings);
     let open = world.submit(|_| {});
     world.runs(&open);
@@ -292,6 +289,31 @@ fn jobs_that_ended_long_ago_are_removed_with_their_output() {
     assert!(there(&open) && there(&waits));
     // Its number is not given again.
     assert!(world.manager.row(world.submit(|_| {}).as_str()).unwrap().number > 7);
+}
+
+#[test]
+fn a_fail_prone_job_is_kept_from_critical_services() {
+    let world = world(2, Settings::default());
+    let critical = |index: usize, is: bool| {
+        world.node.change(index, |gpu| gpu.online.as_mut().unwrap().critical = is);
+    };
+    critical(0, true);
+    critical(1, true);
+    let id = world.submit(|_| {});
+    world.runs(&id);
+    // The agent blames it for an error; it comes back as any other would, but not here.
+    let gpu = world.node.running()[&id].clone();
+    world.node.forget(&id);
+    let exit = Exit { signal: Some(9), run: 1, stop: Some(StopCause::Asked), ..Exit::unknown() };
+    let reason = Some(StopReason::Fault(Fault::UngatedProcess));
+    let ended = Event::JobEnded { job: id.clone(), exit, reason, requeue: true, fail_prone: true };
+    world.node.send(&gpu, ended);
+    world.wait(&id, "kept away", |job| job.reason.contains("fail-prone"));
+    assert!(world.node.running().is_empty());
+    critical(1, false);
+    world.manager.wake("another service is there");
+    world.runs(&id);
+    assert_eq!(world.node.running()[&id], world.node.look()[1].gpu);
 }
 
 #[test]

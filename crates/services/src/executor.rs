@@ -41,6 +41,19 @@ pub struct ReplicaLaunch {
     pub grace_ms: u64,
     /// What its latency is held against.
     pub slo: Option<Micros>,
+    /// Fail-prone jobs are kept off its GPU.
+    pub critical: bool,
+}
+
+/// What the front and the declaration say of the replica on a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Standing {
+    /// The latency at the SLO's percentile, as seen in front; none when nobody asks.
+    pub latency: Option<Micros>,
+    /// What it is held against.
+    pub slo: Option<Micros>,
+    /// Fail-prone jobs are kept away.
+    pub critical: bool,
 }
 
 /// Starts and stops replicas. No call may wait: what was ordered shows in [`Executor::places`] later.
@@ -51,8 +64,8 @@ pub trait Executor: Send + Sync + 'static {
     fn start(&self, place: &str, launch: &ReplicaLaunch) -> Result<(), ServiceError>;
     /// Orders the replica on a place to leave. Orders to one place are carried out one after another.
     fn stop(&self, place: &str, replica: &str) -> Result<(), ServiceError>;
-    /// Tells the latency at the SLO's percentile, as seen in front; none when nobody asks.
-    fn tell_latency(&self, place: &str, latency: Option<Micros>, slo: Option<Micros>);
+    /// Tells how the replica on a place stands, again and again.
+    fn tell(&self, place: &str, standing: Standing);
 }
 
 /// The agent of this machine.
@@ -109,7 +122,8 @@ impl Executor for AgentExecutor {
             grace_ms: launch.grace_ms,
         };
         self.order(place, &launch.name, Order::StartOnline(Box::new(spec)))?;
-        self.tell_latency(place, None, launch.slo);
+        let (slo, critical) = (launch.slo, launch.critical);
+        self.tell(place, Standing { latency: None, slo, critical });
         Ok(())
     }
 
@@ -121,15 +135,17 @@ impl Executor for AgentExecutor {
         self.order(place, replica, Order::StopOnline(service))?;
         let free = |shared: &GpuShared| shared.status().claimed.is_none();
         if self.agent.shared(place).is_some_and(|shared| free(shared)) {
-            self.tell_latency(place, None, None);
+            self.tell(place, Standing::default());
         }
         Ok(())
     }
 
-    fn tell_latency(&self, place: &str, latency: Option<Micros>, slo: Option<Micros>) {
+    fn tell(&self, place: &str, standing: Standing) {
         if let Some(shared) = self.agent.shared(place) {
-            shared.slo_us.store(slo.map_or(0, |slo| slo.0), Ordering::Relaxed);
-            shared.latency_us.store(latency.map_or(0, |latency| latency.0), Ordering::Relaxed);
+            let us = |time: Option<Micros>| time.map_or(0, |time| time.0);
+            shared.slo_us.store(us(standing.slo), Ordering::Relaxed);
+            shared.latency_us.store(us(standing.latency), Ordering::Relaxed);
+            shared.critical.store(standing.critical, Ordering::Relaxed);
         }
     }
 }

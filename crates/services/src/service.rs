@@ -14,7 +14,7 @@ use muxflow_types::Micros;
 use tokio::runtime::Handle;
 
 use crate::check;
-use crate::executor::{Executor, Place, ReplicaLaunch};
+use crate::executor::{Executor, Place, ReplicaLaunch, Standing};
 use crate::pool::{Pool, Replica, ReplicaState};
 use crate::scale::{ScaleParams, Scaler};
 use crate::spec::ServiceSpec;
@@ -283,7 +283,8 @@ impl Service {
         }
         for slot in self.slots.iter().filter(|slot| slot.phase == Phase::Up) {
             let latency = slot.replica.slo_latency(self.spec.slo);
-            self.executor.tell_latency(&slot.replica.place, latency, self.spec.slo);
+            let (slo, critical) = (self.spec.slo, self.spec.critical);
+            self.executor.tell(&slot.replica.place, Standing { latency, slo, critical });
         }
     }
 
@@ -419,6 +420,7 @@ impl Service {
                 user: self.spec.user,
                 grace_ms: u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX),
                 slo: self.spec.slo,
+                critical: self.spec.critical,
             };
             self.executor.start(&place.id, &launch).map_err(|e| e.to_string())?;
             Ok(port)

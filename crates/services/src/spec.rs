@@ -56,6 +56,8 @@ pub struct ServiceSpec {
     pub health: HealthCheck,
     /// What the 99th percentile of latency is held against.
     pub slo: Option<Micros>,
+    /// Fail-prone jobs are kept off its GPUs.
+    pub critical: bool,
     /// A request that takes longer is answered with 504.
     pub request_within: Duration,
     /// How long requests under way may take when a replica is to leave.
@@ -123,6 +125,7 @@ impl ServiceSpec {
             load_per_replica: raw.load_per_replica,
             health: check(service, &raw.health)?,
             slo,
+            critical: raw.critical,
             request_within: millis(service, "request_within_ms", raw.request_within_ms)?,
             drain_within: millis(service, "drain_within_ms", raw.drain_within_ms)?,
         })

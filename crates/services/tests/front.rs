@@ -165,13 +165,16 @@ fn load_brings_more_replicas_and_slow_answers_reach_the_executor() {
     world.wait("taken", |view| view.declared.load_per_replica > 1.0);
     assert_eq!(world.view().wanted_replicas, 3);
     let told = || world.executor.told.lock().unwrap().clone();
-    world.wait("told", |_| told().values().any(|(latency, _)| latency.is_some()));
+    world.wait("told", |_| told().values().any(|standing| standing.latency.is_some()));
     let (_, failed) = load.stop();
     assert_eq!(failed, 0);
     let told = told();
-    let (latency, slo) = told.values().find(|(latency, _)| latency.is_some()).unwrap();
-    assert!(latency.unwrap().0 >= 4_000, "a request takes 5 ms: {told:?}");
-    assert_eq!(slo.unwrap().0, 1_000);
+    let standing = told.values().find(|standing| standing.latency.is_some()).unwrap();
+    assert!(standing.latency.unwrap().0 >= 4_000, "a request takes 5 ms: {told:?}");
+    assert_eq!((standing.slo.unwrap().0, standing.critical), (1_000, false));
+    world.declare(r#", "max_replicas": 3, "critical": true"#);
+    let critical = || world.executor.told.lock().unwrap().values().all(|s| s.critical);
+    world.wait("that it is critical is told", |_| critical());
 }
 
 #[test]
@@ -182,7 +185,7 @@ fn a_service_that_stands_still_reaches_the_executor() {
     let told = || world.executor.told.lock().unwrap().values().next().copied().unwrap();
     // Nobody gets an answer, neither now nor at the end of the time for one.
     let load = Load::start(front, 2, "GET /hang");
-    let late = |at_least_us: u64| told().0.is_some_and(|latency| latency.0 >= at_least_us);
+    let late = |at_least_us: u64| told().latency.is_some_and(|latency| latency.0 >= at_least_us);
     world::until("told while they hang", || late(100_000));
     load.wait_for(2);
     world::until("told after the time was over", || late(1_400_000));
@@ -190,7 +193,7 @@ fn a_service_that_stands_still_reaches_the_executor() {
     assert_eq!(done, failed);
     assert!(world.view().replicas[0].latency.p99_ms.unwrap() > 1_400.0);
     // Clients that give up before count too.
-    world::until("forgotten", || told().0.is_none());
+    world::until("forgotten", || told().latency.is_none());
     for _ in 0..3 {
         world::give_up(front, "GET /hang", std::time::Duration::from_millis(300));
     }

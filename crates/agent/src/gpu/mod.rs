@@ -268,6 +268,8 @@ pub struct GpuShared {
     pub latency_us: AtomicU64,
     /// What it is held against; 0 leaves it to the laws.
     pub slo_us: AtomicU64,
+    /// Whoever declared the service wants fail-prone jobs kept away from it.
+    pub critical: AtomicBool,
     /// The host is not in distress, and was not of late.
     pub host_calm: AtomicBool,
 }
@@ -284,6 +286,7 @@ impl GpuShared {
             sms: std::sync::atomic::AtomicU32::new(0),
             latency_us: AtomicU64::new(0),
             slo_us: AtomicU64::new(0),
+            critical: AtomicBool::new(false),
             host_calm: AtomicBool::new(true),
         }
     }

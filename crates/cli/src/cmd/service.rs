@@ -58,6 +58,7 @@ const EXAMPLE: &str = r#"{
     "restart_after_ms": 60000
   },
   "slo_ms": 50,
+  "critical": false,
   "request_within_ms": 30000,
   "drain_within_ms": 30000
 }

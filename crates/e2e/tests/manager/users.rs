@@ -93,7 +93,8 @@ fn inner_users() {
 }
 
 fn declare(world: &World, name: &str, user: Option<u32>) -> String {
-    let mut declared = serde_json::json!({ "name": name, "command": ["sleep", "1000"] });
+    let mut declared =
+        serde_json::json!({ "name": name, "command": ["sleep", "1000"], "critical": true });
     if let Some(user) = user {
         declared["user"] = user.to_string().into();
     }
@@ -112,6 +113,11 @@ fn services(world: &World) {
         let path = format!("/v1/services/{name}");
         let look = || world.client.get::<ServiceView>(&path).unwrap();
         world.until("its process runs", || look().replicas.iter().any(|r| r.pid.is_some()));
+        let gpus = || world.client.get::<serde_json::Value>("/v1/gpus").unwrap();
+        world.until("its GPU is known as one of a critical service", || {
+            let all = gpus()["items"].as_array().cloned().unwrap_or_default();
+            all.iter().any(|gpu| gpu["online"]["critical"] == true)
+        });
         let view = look();
         assert_eq!(view.declared.user.as_deref(), Some(expected.to_string().as_str()));
         let pid = view.replicas[0].pid.unwrap();

@@ -63,6 +63,7 @@ pub(crate) struct Wishes {
     pub(crate) workload: WorkloadName,
     pub(crate) memory: Bytes,
     pub(crate) gpu_types: Vec<GpuType>,
+    pub(crate) fail_prone: bool,
 }
 
 pub(crate) fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
@@ -99,7 +100,8 @@ pub(crate) fn wishes(pod: &Pod) -> Result<Wishes, String> {
         .filter(|t| !t.is_empty())
         .map(|t| GpuType::new(t).map_err(|e| read(names::GPU_TYPES, &e)))
         .collect::<Result<_, _>>()?;
-    Ok(Wishes { workload, memory, gpu_types })
+    let fail_prone = annotation(pod, names::FAIL_PRONE) == Some("true");
+    Ok(Wishes { workload, memory, gpu_types, fail_prone })
 }
 
 /// The share that the job was started with.
@@ -242,6 +244,10 @@ mod tests {
         assert_eq!(w.memory, Bytes::from_gib(6));
         assert_eq!(w.gpu_types.len(), 2);
         assert_eq!(w.workload.as_str(), "d/p");
+        assert!(!w.fail_prone);
+        let marked = pod(json!({"name": "p", "namespace": "d", "annotations": {
+            "muxflow.dev/fail-prone": "true"}}));
+        assert!(wishes(&marked).unwrap().fail_prone);
         assert_eq!(wishes(&owned("Job")).unwrap().workload.as_str(), "d/owner");
         let bad = pod(json!({"name": "p", "annotations": {"muxflow.dev/memory": "six"}}));
         let said = wishes(&bad).unwrap_err();

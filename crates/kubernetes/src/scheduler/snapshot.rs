@@ -468,7 +468,7 @@ impl Candidate {
             running_on: self.running.as_ref().map(|(gpu, _)| gpu.clone()),
             running_share: self.running.and_then(|(_, share)| share),
             gpu_types,
-            fail_prone: false,
+            fail_prone: self.wishes.fail_prone,
             not_before: Micros::ZERO,
             pinned: self.pinned,
             uid: self.uid,

@@ -26,7 +26,9 @@ impl From<ServiceError> for Refusal {
                 ManagerError::Invalid { field: field.to_owned(), problem: text }.into()
             }
             ServiceError::Unknown { .. } => Refusal::new(StatusCode::NOT_FOUND, "not-found", text),
-            ServiceError::Listen { .. } | ServiceError::NotTakenUp { .. } => ManagerError::Conflict(text).into(),
+            ServiceError::Listen { .. } | ServiceError::NotTakenUp { .. } => {
+                ManagerError::Conflict(text).into()
+            }
             _ => Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", text),
         }
     }

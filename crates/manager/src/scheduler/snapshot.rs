@@ -111,7 +111,7 @@ impl Scheduler {
                     profile: known.unwrap_or_else(|| seen_profile(sight, workload)),
                     predicted_sm_activity: sight.demand.unwrap_or(Percent::FULL),
                     memory: used.saturating_sub(offline),
-                    critical: false,
+                    critical: sight.online.as_ref().is_some_and(|online| online.critical),
                     uid: sight.online.as_ref().and_then(|online| online.uid),
                     in_mps: sight.outside_mps.is_empty(),
                 })

@@ -53,6 +53,7 @@ pub(crate) fn gpu(index: u32, service: Option<&str>) -> GpuSight {
             pid: Some(1),
             uid: None,
             latency: None,
+            critical: false,
         }),
         online_activity: Percent::new(25.0).ok(),
         demand: Percent::new(40.0).ok(),

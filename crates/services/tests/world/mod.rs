@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use muxflow_api::service::{ServiceDeclaration, ServiceView};
 use muxflow_services::ServiceError;
-use muxflow_services::executor::{Executor, Place, ReplicaLaunch};
+use muxflow_services::executor::{Executor, Place, ReplicaLaunch, Standing};
 use muxflow_services::manager::ServiceManager;
-use muxflow_types::{GpuType, Micros};
+use muxflow_types::GpuType;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -25,8 +25,8 @@ pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Latency and SLO by place.
-type Told = BTreeMap<String, (Option<Micros>, Option<Micros>)>;
+/// What was told last of each place.
+type Told = BTreeMap<String, Standing>;
 
 /// Starts processes and, like the agent, starts them again when they die.
 pub(crate) struct Processes {
@@ -89,8 +89,8 @@ impl Executor for Processes {
         Ok(())
     }
 
-    fn tell_latency(&self, place: &str, latency: Option<Micros>, slo: Option<Micros>) {
-        self.told.lock().unwrap().insert(place.into(), (latency, slo));
+    fn tell(&self, place: &str, standing: Standing) {
+        self.told.lock().unwrap().insert(place.into(), standing);
     }
 }
 

@@ -149,6 +149,7 @@ fn declaration(phase: &Phase, service: &Served) -> ServiceDeclaration {
             restart_after_ms: 3_000,
         },
         slo_ms: service.slo_ms,
+        critical: false,
         request_within_ms: 2_000,
         drain_within_ms: 2_000,
     }
