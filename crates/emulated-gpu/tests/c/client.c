@@ -1,24 +1,12 @@
 /* A driver-API client with its own declarations: it checks answers, holds memory, or measures. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "call.h"
+
 typedef unsigned long long ptr;
-static void *lib;
-static void *sym(const char *name) {
-    void *s = dlsym(lib, name);
-    if (!s) { fprintf(stderr, "no %s\n", name); exit(2); }
-    return s;
-}
-#define CALL(name, ...) ((int (*)())sym(#name))(__VA_ARGS__)
-#define CHECK(name, ...) do { int r_ = CALL(name, __VA_ARGS__); \
-    if (r_) { fprintf(stderr, "line %d: " #name " -> %d\n", __LINE__, r_); exit(1); } } while (0)
-#define EXPECT(cond) do { if (!(cond)) { fprintf(stderr, "line %d: " #cond "\n", __LINE__); exit(1); } } while (0)
 
 static const char *PTX =
 "//\n.version 7.0\n.target sm_75\n.address_size 64\n"
@@ -50,8 +38,7 @@ static const char *PTX =
 
 static void *module, *vadd;
 static void start(void) {
-    lib = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!lib) { fprintf(stderr, "%s\n", dlerror()); exit(2); }
+    load("libcuda.so.1");
     void *ctx;
     CHECK(cuInit, 0);
     CHECK(cuDevicePrimaryCtxRetain, &ctx, 0);

@@ -1,19 +1,5 @@
 /* A DCGM client with its own declarations: prints fields of all GPUs, one line each. */
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static void *lib;
-static void *sym(const char *name) {
-    void *s = dlsym(lib, name);
-    if (!s) { fprintf(stderr, "no %s\n", name); exit(2); }
-    return s;
-}
-#define CALL(name, ...) ((int (*)())sym(#name))(__VA_ARGS__)
-#define CHECK(name, ...) do { int r_ = CALL(name, __VA_ARGS__); \
-    if (r_) { fprintf(stderr, "line %d: " #name " -> %d\n", __LINE__, r_); exit(1); } } while (0)
-#define EXPECT(cond) do { if (!(cond)) { fprintf(stderr, "line %d: " #cond "\n", __LINE__); exit(1); } } while (0)
+#include "call.h"
 
 struct value { unsigned version; unsigned short field, kind; int status; long long at_us; union { double d; long long i; char s[256]; char room[4096]; } v; };
 
@@ -30,8 +16,7 @@ static int print(unsigned group, unsigned gpu, struct value *values, int count, 
 }
 
 int main(void) {
-    lib = dlopen("libdcgm.so.4", RTLD_NOW);
-    if (!lib) { fprintf(stderr, "%s\n", dlerror()); return 2; }
+    load("libdcgm.so.4");
     size_t handle, group, fields, one; unsigned ids[32]; int count, seen = 0;
     unsigned short wanted[] = {50, 203, 252, 100, 155, 230, 1001, 1002, 1003, 1004, 1005, 9999};
     CHECK(dcgmInit); EXPECT(CALL(dcgmConnect, "127.0.0.1", &handle) == -21); CHECK(dcgmStartEmbedded, 2, &handle);

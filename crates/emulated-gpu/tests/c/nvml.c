@@ -1,24 +1,10 @@
 /* An NVML client with its own declarations: `event` waits for one XID, `ask GPU` asks how it does. */
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static void *lib;
-static void *sym(const char *name) {
-    void *s = dlsym(lib, name);
-    if (!s) { fprintf(stderr, "no %s\n", name); exit(2); }
-    return s;
-}
-#define CALL(name, ...) ((int (*)())sym(#name))(__VA_ARGS__)
-#define CHECK(name, ...) do { int r_ = CALL(name, __VA_ARGS__); \
-    if (r_) { fprintf(stderr, "line %d: " #name " -> %d\n", __LINE__, r_); exit(1); } } while (0)
+#include "call.h"
 
 struct event { void *device; unsigned long long type, data; unsigned instance, compute; };
 
 int main(int argc, char **argv) {
-    lib = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-    if (!lib) { fprintf(stderr, "%s\n", dlerror()); return 2; }
+    load("libnvidia-ml.so.1");
     CHECK(nvmlInit_v2);
     if (argc > 2 && !strcmp(argv[1], "ask")) {
         void *device; unsigned use[2];

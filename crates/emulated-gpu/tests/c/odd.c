@@ -1,26 +1,13 @@
 /* Odd but legal uses of the driver interface, and illegal ones: what comes back is what cuda.h says.
    `all` checks within one process; `fatbin FILE` adds with a kernel of one; `lend` and `borrow` share memory and an event between two. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
+#include "call.h"
+
 typedef unsigned long long ptr;
-static void *lib;
-static void *sym(const char *name) {
-    void *s = dlsym(lib, name);
-    if (!s) { fprintf(stderr, "no %s\n", name); exit(2); }
-    return s;
-}
-#define CALL(name, ...) ((int (*)())sym(#name))(__VA_ARGS__)
-#define GIVES(code, name, ...) do { int r_ = CALL(name, __VA_ARGS__); \
-    if (r_ != (code)) { fprintf(stderr, "line %d: " #name " -> %d, not %d\n", __LINE__, r_, (code)); exit(1); } } while (0)
-#define CHECK(name, ...) GIVES(0, name, __VA_ARGS__)
-#define EXPECT(cond) do { if (!(cond)) { fprintf(stderr, "line %d: " #cond "\n", __LINE__); exit(1); } } while (0)
 
 static const char *PTX = ".version 7.0\n.target sm_75\n.address_size 64\n"
 ".visible .entry slow_muxflow_us50000() { ret; }\n.visible .entry quick_muxflow_us5() { ret; }\n"
@@ -28,8 +15,7 @@ static const char *PTX = ".version 7.0\n.target sm_75\n.address_size 64\n"
 static void *context, *slow, *quick, *high;
 static void start(void) {
     void *module;
-    lib = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!lib) { fprintf(stderr, "%s\n", dlerror()); exit(2); }
+    load("libcuda.so.1");
     CHECK(cuInit, 0); CHECK(cuDevicePrimaryCtxRetain, &context, 0); CHECK(cuCtxSetCurrent, context);
     CHECK(cuModuleLoadData, &module, PTX);
     CHECK(cuModuleGetFunction, &slow, module, "slow_muxflow_us50000");

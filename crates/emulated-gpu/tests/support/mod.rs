@@ -36,15 +36,16 @@ pub(crate) fn client() -> &'static Path {
     PATH.get_or_init(|| compiled("client"))
 }
 
-/// A C program of `tests/c`, compiled when its source has changed: test programs run side by side and
+/// A C program of `tests/c`, compiled when its source or the header has changed: test programs run side by side and
 /// take over each other's.
 pub(crate) fn compiled(name: &str) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
+    let source = sources.join(format!("{name}.c"));
     let out = built().join(format!("emulated-{name}"));
     let lock = File::create(out.with_extension("lock")).expect("a lock file");
     lock.lock().expect("the lock");
     let changed = |path: &Path| path.metadata().and_then(|m| m.modified()).ok();
-    if changed(&out) < changed(&source) {
+    if changed(&out) < changed(&source).max(changed(&sources.join("call.h"))) {
         must(
             Command::new("cc")
                 .args(["-O2", "-w", "-o"])
