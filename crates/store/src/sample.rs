@@ -61,6 +61,19 @@ macro_rules! profile_columns {
         )
     };
 }
+/// Finds the newest profile with these values, measured at such a time.
+macro_rules! equal_profile {
+    ($time:literal) => {
+        concat!(
+            "SELECT id FROM profiles WHERE workload = ?1 AND gpu_type = ?2
+             AND gpu_util_pct IS ?3 AND sm_activity_pct IS ?4 AND sm_occupancy_pct IS ?5
+             AND dram_activity_pct IS ?6 AND solo_time_us IS ?7 AND memory_bytes IS ?8
+             AND measured_at_us ",
+            $time,
+            " ORDER BY measured_at_us DESC LIMIT 1"
+        )
+    };
+}
 /// How many columns that is.
 const PROFILE_COLUMNS: usize = 8;
 
@@ -86,11 +99,34 @@ fn read_profile(row: &Row<'_>, first: usize) -> Result<ProfileRecord, String> {
     })
 }
 
-/// The row of a profile; an equal one is used again.
+/// The row of a profile; an equal one of the same time is used again.
 fn put_profile(
     transaction: &Transaction<'_>,
     profile: &ProfileRecord,
     at: Micros,
+) -> rusqlite::Result<i64> {
+    const SAME_TIME: &str = equal_profile!("= ?9");
+    put_profile_unless(transaction, profile, at, SAME_TIME)
+}
+
+/// The row of a profile that a running pair was seen with. Nothing was measured just now: where an
+/// equal one is known, it is that, with the time at which it was measured; else what was seen of the
+/// workload while it ran is new at this time. Stores of before have such rows at time zero, which says
+/// nothing.
+fn known_or_seen(
+    transaction: &Transaction<'_>,
+    profile: &ProfileRecord,
+    at: Micros,
+) -> rusqlite::Result<i64> {
+    const NO_LATER: &str = equal_profile!("BETWEEN 1 AND ?9");
+    put_profile_unless(transaction, profile, at, NO_LATER)
+}
+
+fn put_profile_unless(
+    transaction: &Transaction<'_>,
+    profile: &ProfileRecord,
+    at: Micros,
+    there: &'static str,
 ) -> rusqlite::Result<i64> {
     let name = profile.workload.as_str();
     transaction
@@ -110,15 +146,8 @@ fn put_profile(
         profile.memory.map(bytes),
         micros(at),
     ];
-    let known: Option<i64> = transaction
-        .prepare_cached(
-            "SELECT id FROM profiles WHERE workload = ?1 AND gpu_type = ?2
-             AND gpu_util_pct IS ?3 AND sm_activity_pct IS ?4 AND sm_occupancy_pct IS ?5
-             AND dram_activity_pct IS ?6 AND solo_time_us IS ?7 AND memory_bytes IS ?8
-             AND measured_at_us = ?9",
-        )?
-        .query_row(values, |row| row.get(0))
-        .optional()?;
+    let known: Option<i64> =
+        transaction.prepare_cached(there)?.query_row(values, |row| row.get(0)).optional()?;
     if let Some(id) = known {
         return Ok(id);
     }
@@ -208,8 +237,8 @@ impl Store {
         self.write("write observed speeds to", |transaction| {
             for observation in observed {
                 let sample = &observation.sample;
-                let online = put_profile(transaction, &sample.online, Micros::ZERO)?;
-                let offline = put_profile(transaction, &sample.offline, Micros::ZERO)?;
+                let online = known_or_seen(transaction, &sample.online, sample.at)?;
+                let offline = known_or_seen(transaction, &sample.offline, sample.at)?;
                 transaction
                     .prepare_cached(
                         "INSERT INTO observed_speeds (job, gpu, gpu_type, online, offline,

@@ -75,6 +75,46 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
+fn what_was_seen_of_a_running_pair_bears_the_time_at_which_it_was_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.db");
+    let mut store = Store::open(&path).unwrap();
+    let observe = |store: &mut Store, at: u64, online: &ProfileRecord| {
+        let observation = Observation {
+            job: JobId::new("job-1").unwrap(),
+            gpu: GpuId::new("GPU-1").unwrap(),
+            predicted: None,
+            sample: SpeedSample { online: online.clone(), at: Micros(at), ..sample(1) },
+        };
+        store.put_observed(&[observation]).unwrap();
+    };
+    // The job was measured alone at 100; nobody has measured the service, only seen it at 500.
+    store.put_profile(&sample(1).offline, Micros(100)).unwrap();
+    let seen = profile("web-1");
+    for at in [500, 600, 700] {
+        observe(&mut store, at, &seen);
+    }
+    let times = |path: &Path| -> Vec<(String, u64)> {
+        let store = rusqlite::Connection::open(path).unwrap();
+        let sql = "SELECT w.name, p.measured_at_us FROM profiles p
+                   JOIN workloads w ON w.id = p.workload ORDER BY p.id";
+        let mut rows = store.prepare(sql).unwrap();
+        let rows = rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+        rows.map(Result::unwrap).collect()
+    };
+    let first = [("train-1".to_owned(), 100), ("web-1".to_owned(), 500)];
+    assert_eq!(times(&path), first, "one row each, at its own time");
+    assert_eq!(store.profile(&seen.workload, &t4()).unwrap(), Some(seen));
+
+    // Other values are another profile; what a store of before has at time zero says nothing.
+    let busier = ProfileRecord { sm_activity: Percent::new(50.0).ok(), ..profile("web-1") };
+    store.put_profile(&busier, Micros::ZERO).unwrap();
+    observe(&mut store, 800, &busier);
+    assert_eq!(times(&path)[3], ("web-1".to_owned(), 800));
+    assert_eq!(store.profile(&busier.workload, &t4()).unwrap(), Some(busier));
+}
+
+#[test]
 fn all_models_are_kept_and_one_is_in_use() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = Store::open(&folder.path().join("store.db")).unwrap();
