@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::client;
 use crate::error::{ManagerError, Result};
-use crate::http::server::Listen;
+use crate::http::server::{Listen, SILENCE};
 use crate::manager::Settings;
 use crate::scheduler::SchedulerSettings;
 use crate::scheduler::admit::ProfilerSettings;
@@ -40,6 +40,7 @@ struct Raw {
     socket: Option<PathBuf>,
     socket_mode: Option<String>,
     listen: Option<String>,
+    silence_s: u64,
     token: Vec<RawToken>,
     shadow: bool,
     jobs_per_user: u64,
@@ -59,6 +60,7 @@ impl Default for Raw {
             socket: None,
             socket_mode: None,
             listen: None,
+            silence_s: SILENCE.as_secs(),
             token: Vec::new(),
             shadow: false,
             jobs_per_user: 10_000,
@@ -193,7 +195,9 @@ impl UpConfig {
                 wrong("socket_mode: write an octal mode such as \"660\"".to_owned())
             })?,
             tcp,
+            silence: Duration::from_secs(raw.silence_s),
         };
+        within("silence_s", raw.silence_s, 1, 3600).map_err(wrong)?;
         within("jobs_per_user", raw.jobs_per_user, 1, 10_000_000).map_err(wrong)?;
         within("keep_jobs_days", raw.keep_jobs_days, 1, 36_500).map_err(wrong)?;
         within("keep_jobs", raw.keep_jobs, 1, 10_000_000).map_err(wrong)?;
@@ -324,6 +328,7 @@ mod tests {
             ("socket_mode = '999'", "octal"),
             ("keep_jobs_days = 0", "keep_jobs_days is 0"),
             ("keep_jobs = 0", "keep_jobs is 0"),
+            ("silence_s = 0", "silence_s is 0"),
             ("[agent]\ntick_ms = 0", "tick_ms is 0"),
             ("[agent]\nnothing = 1", "nothing"),
             ("[[token]]\nuser = 'no-such-user-here'\ntoken = '0123456789abcdef'", "token[0].user"),

@@ -9,13 +9,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use muxflow_api::cluster::{GpuHistory, GpuList, HealthView, PauseView, PlanView, Summary};
 use muxflow_api::events::EventList;
 use muxflow_api::jobs::{Cancelled, JobDetail, JobList, JobState, JobView, LogPiece, Submitted};
 use muxflow_manager::Manager;
 use muxflow_manager::client::{Client, Place};
-use muxflow_manager::http::server::{Extras, Listen, Server};
+use muxflow_manager::http::server::{Extras, Listen, SILENCE, Server};
 use muxflow_manager::manager::{Settings, Wake};
 use muxflow_manager::user::{Caller, Tokens};
 use serde_json::{Value, json};
@@ -30,6 +31,10 @@ struct World {
 }
 
 fn world(settings: Settings) -> World {
+    world_with(settings, SILENCE)
+}
+
+fn world_with(settings: Settings, silence: Duration) -> World {
     let dir = tempfile::tempdir().unwrap();
     let node = FakeNode::new(dir.path(), vec![gpu(0, Some("web")), gpu(1, None)]);
     let (manager, wakes) = Manager::open(&dir.path().join("state.db"), node, settings).unwrap();
@@ -40,6 +45,7 @@ fn world(settings: Settings) -> World {
         socket: dir.path().join("run/manager.sock"),
         socket_mode: 0o600,
         tcp: Some(("127.0.0.1:0".into(), tokens)),
+        silence,
     };
     let page = axum::Router::new().route("/", axum::routing::get(|| async { "a page" }));
     let extras = Extras { pages: page, ..Extras::default() };
@@ -229,9 +235,61 @@ fn tcp_needs_a_token_and_the_socket_its_mode() {
     let client =
         Client::new(Place::Tcp { address: address.to_string(), token: "right".into() }).unwrap();
     assert_eq!(client.get::<GpuList>("/v1/gpus").unwrap().items.len(), 2);
-    let taken = Listen { socket: server.socket().to_owned(), socket_mode: 0o600, tcp: None };
+    let socket = server.socket().to_owned();
+    let taken = Listen { socket, socket_mode: 0o600, tcp: None, silence: SILENCE };
     let error = Server::start(Arc::clone(&world.manager), &taken, Extras::default()).unwrap_err();
     assert!(error.to_string().contains("another manager"), "{error}");
+}
+
+/// What the server says to a client that sends this and nothing more, until it hangs up.
+fn answer_until_hung_up(mut stream: impl Read + Write, text: &str) -> String {
+    stream.write_all(text.as_bytes()).unwrap();
+    let mut all = String::new();
+    // The socket's own limit ends this if the server never does.
+    stream.read_to_string(&mut all).expect("the server hangs up");
+    all
+}
+
+#[test]
+fn a_client_that_does_not_say_what_it_wants_loses_its_place() {
+    let silence = Duration::from_millis(300);
+    let world = world_with(Settings::default(), silence);
+    let server = world.server.as_ref().unwrap();
+    let patience = Some(Duration::from_secs(60));
+    let head = "GET /v1/gpus HTTP/1.1\r\nhost: x\r\n";
+    let whole = format!("{head}\r\n");
+    let post = "POST /v1/jobs HTTP/1.1\r\nhost: x\r\nauthorization: Bearer right\r\n";
+    let post = format!("{post}content-type: application/json\r\ncontent-length: 100\r\n\r\n{{");
+    for (text, answer) in [
+        ("", ""),
+        (head, ""),
+        // Answered, and then silent: a connection that is kept for the next request.
+        (whole.as_str(), "HTTP/1.1 "),
+        // Head without the body that it promises.
+        (post.as_str(), "HTTP/1.1 400"),
+    ] {
+        let local = UnixStream::connect(server.socket()).unwrap();
+        local.set_read_timeout(patience).unwrap();
+        let got = answer_until_hung_up(local, text);
+        assert!(got.starts_with(answer) && got.is_empty() == answer.is_empty(), "{text}: {got}");
+        let far = std::net::TcpStream::connect(server.address().unwrap()).unwrap();
+        far.set_read_timeout(patience).unwrap();
+        let got = answer_until_hung_up(far, text);
+        assert!(got.starts_with(answer) && got.is_empty() == answer.is_empty(), "{text}: {got}");
+    }
+
+    // A client that waits for what happens has said what it wants: it may be silent.
+    let mut stream = UnixStream::connect(server.socket()).unwrap();
+    stream.set_read_timeout(patience).unwrap();
+    stream.write_all(b"GET /v1/events/stream?after=0 HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    std::thread::sleep(silence * 4);
+    let _: PauseView = world.client.post("/v1/pause", &json!({})).unwrap();
+    let (mut all, mut piece) = (String::new(), [0; 4096]);
+    while !all.contains("paused") {
+        let length = stream.read(&mut piece).unwrap();
+        assert!(length > 0, "the stream ended: {all}");
+        all.push_str(&String::from_utf8_lossy(&piece[..length]));
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use muxflow_api::cluster::PlanView;
 use muxflow_api::jobs::{JobList, JobState, Submitted};
 use muxflow_manager::Manager;
 use muxflow_manager::client::{Client, Place};
-use muxflow_manager::http::server::{Extras, Listen, Server};
+use muxflow_manager::http::server::{Extras, Listen, SILENCE, Server};
 use muxflow_manager::manager::Settings;
 use muxflow_manager::scheduler::SchedulerSettings;
 use muxflow_manager::scheduler::admit::ProfilerSettings;
@@ -42,7 +42,8 @@ fn run(jobs: usize, gpus: u32) {
     let settings = Settings { jobs_per_user: None, ..Settings::default() };
     let store = dir.path().join("state.db");
     let (manager, wakes) = Manager::open(&store, Arc::clone(&node) as _, settings).unwrap();
-    let listen = Listen { socket: dir.path().join("manager.sock"), socket_mode: 0o600, tcp: None };
+    let socket = dir.path().join("manager.sock");
+    let listen = Listen { socket, socket_mode: 0o600, tcp: None, silence: SILENCE };
     let server = Server::start(Arc::clone(&manager), &listen, Extras::default()).unwrap();
     let client = Client::new(Place::Socket(server.socket().to_owned())).unwrap();
 

@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::extract::connect_info::Connected;
-use axum::extract::{ConnectInfo, FromRequestParts, Request, State};
+use axum::Extension;
+use axum::extract::{FromRequestParts, Request, State};
 use axum::http::header;
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::serve::IncomingStream;
-use tokio::net::UnixListener;
+use tokio::net::UnixStream;
 
-use super::places::Places;
 use super::problem::Refusal;
 use crate::user::{Caller, Tokens};
 
@@ -22,15 +20,16 @@ pub const COOKIE: &str = "muxflow-token";
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(Option<(u32, u32)>);
 
-impl Connected<IncomingStream<'_, Places<UnixListener>>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, Places<UnixListener>>) -> Self {
-        Peer(stream.io().io().peer_cred().ok().map(|cred| (cred.uid(), cred.gid())))
+impl Peer {
+    /// Who has connected.
+    pub fn of(stream: &UnixStream) -> Self {
+        Peer(stream.peer_cred().ok().map(|cred| (cred.uid(), cred.gid())))
     }
 }
 
 /// On the local socket: the caller is who the kernel says.
 pub async fn by_peer(
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    Extension(peer): Extension<Peer>,
     mut request: Request,
     next: Next,
 ) -> Response {

@@ -3,6 +3,7 @@
 
 pub mod auth;
 pub mod cluster;
+pub mod connections;
 pub mod dashboard;
 pub mod events;
 pub mod jobs;

@@ -18,6 +18,7 @@ use tokio::sync::{Semaphore, watch};
 use utoipa_axum::router::OpenApiRouter;
 
 use super::auth::{Peer, by_peer, by_token};
+use super::connections;
 use super::places::Places;
 use super::problem::Refusal;
 use crate::error::{ManagerError, Result};
@@ -26,6 +27,9 @@ use crate::user::Tokens;
 
 /// How long requests that are under way may take when the server leaves.
 const LEAVE_WITHIN: Duration = Duration::from_secs(3);
+
+/// A client that we wait for and that is silent for so long is hung up on, unless told otherwise.
+pub const SILENCE: Duration = Duration::from_secs(30);
 
 /// So many clients are served at a time on each of the two, and fewer where few files may be open.
 const MOST_CLIENTS: usize = 1024;
@@ -51,6 +55,8 @@ pub struct Listen {
     pub socket_mode: u32,
     /// A TCP address, with the tokens that are accepted there.
     pub tcp: Option<(String, Tokens)>,
+    /// A client that is silent for so long while we wait for its request is hung up on.
+    pub silence: Duration,
 }
 
 /// What others add to the server.
@@ -127,8 +133,9 @@ impl Server {
             .enable_all()
             .build()
             .map_err(file("start a thread for", &listen.socket))?;
+        let silence = listen.silence;
         let body = move || {
-            runtime.block_on(serve(unix, tcp, api, pages, leaving));
+            runtime.block_on(serve(unix, tcp, api, pages, silence, leaving));
             runtime.shutdown_timeout(Duration::from_secs(1));
         };
         let thread = std::thread::Builder::new().name("api".into()).spawn(body);
@@ -196,32 +203,31 @@ async fn serve(
     tcp: Option<(std::net::TcpListener, Arc<Tokens>)>,
     api: Router,
     pages: Router,
+    silence: Duration,
     leaving: watch::Receiver<bool>,
 ) {
     let local = api.clone().layer(middleware::from_fn(by_peer)).merge(pages.clone());
-    let local = local.fallback(unknown).into_make_service_with_connect_info::<Peer>();
     // Each has places of its own: clients on TCP keep nobody from the local socket.
     let free = || Arc::new(Semaphore::new((descriptors::most() / 8).clamp(8, MOST_CLIENTS)));
-    let mut stop = Leaving(leaving.clone());
+    let stop = Leaving(leaving.clone());
     let on_socket = async {
         match UnixListener::from_std(unix) {
             Ok(listener) => {
-                let serving = axum::serve(Places::new(listener, &free()), local)
-                    .with_graceful_shutdown(async move { stop.wait().await });
-                drop(serving.await);
+                let places = Places::new(listener, &free());
+                let app = local.fallback(unknown);
+                connections::serve(places, app, Peer::of, silence, stop).await;
             }
             Err(error) => tracing::error!(error = %error, "cannot listen on the local socket"),
         }
     };
-    let mut stop = Leaving(leaving.clone());
+    let stop = Leaving(leaving.clone());
     let on_tcp = async {
         let Some((listener, tokens)) = tcp else { return };
         let app = api.layer(middleware::from_fn_with_state(tokens, by_token)).merge(pages);
         match TcpListener::from_std(listener) {
             Ok(listener) => {
-                let serving = axum::serve(Places::new(listener, &free()), app.fallback(unknown))
-                    .with_graceful_shutdown(async move { stop.wait().await });
-                drop(serving.await);
+                let places = Places::new(listener, &free());
+                connections::serve(places, app.fallback(unknown), |_| (), silence, stop).await;
             }
             Err(error) => tracing::error!(error = %error, "cannot listen on TCP"),
         }
