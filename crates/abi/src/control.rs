@@ -25,7 +25,7 @@ pub const AGENT_FILE: &str = "agent";
 /// Name of the job part beside it.
 pub const JOB_FILE: &str = "job";
 /// Changes whenever the layout does: the two sides refuse each other otherwise.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 /// Devices that one job may use.
 pub const DEVICES: usize = 16;
 /// Processes that one job may have at one time.

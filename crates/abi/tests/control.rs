@@ -125,6 +125,38 @@ fn a_program_that_execs_takes_its_own_slot_over() {
 }
 
 #[test]
+fn what_is_called_in_is_free_for_others_and_gone_from_the_hand() {
+    let job = job();
+    let mine = job.claim(Owner { pid: 5, start_ticks: 2 }, 0).expect("a slot");
+    let other = job.claim(Owner { pid: 6, start_ticks: 2 }, 0).expect("a slot");
+    let hand = job.slot(mine).expect("exists").hand();
+    for round in 0..3 {
+        assert!(job.charge(0, mine, 80, 100));
+        assert!(hand.give(0, 60, 64) && !hand.give(0, 10, 64), "no more than so much");
+        assert_eq!((hand.bytes(0), job.slot_bytes(0, mine)), (60, 20), "round {round}");
+        assert!(!job.charge(0, other, 50, 100), "in hand it is charged");
+        assert!(!job.recall(0, || false, || {}), "without a barrier nobody may take it");
+        assert!(job.recall(0, || true, || {}));
+        assert_eq!((hand.bytes(0), job.slot_bytes(0, mine)), (0, 20));
+        assert!(!hand.take(0, 1) && !job.recall(0, || true, || {}), "nothing is left");
+        assert!(job.charge(0, other, 80, 100) && !job.charge(0, other, 1, 100));
+        assert_eq!(job.charged_bytes(0), 100);
+        job.uncharge(0, other, 80);
+        job.uncharge(0, mine, 20);
+        assert_eq!(job.charged_bytes(0), 0);
+    }
+    // What the dead had in hand, and what was taken back from it, is nothing to the next owner.
+    assert!(job.charge(0, mine, 80, 100) && hand.give(0, 60, 64));
+    assert_eq!(job.reclaim(ME, |owner, _| owner.pid == 5, |_| {}), 1);
+    assert_eq!(job.claim(Owner { pid: 7, start_ticks: 2 }, 0), Some(mine));
+    assert_eq!((job.charged_bytes(0), hand.bytes(0)), (0, 0));
+    assert!(job.charge(0, mine, 100, 100) && hand.give(0, 100, 100) && hand.take(0, 40));
+    assert_eq!((job.slot_bytes(0, mine), hand.bytes(0)), (40, 60));
+    job.uncharge(0, mine, 1_000);
+    assert_eq!(job.charged_bytes(0), 0, "never below nothing");
+}
+
+#[test]
 fn slots_run_out_without_harm() {
     let job = job();
     for pid in 1..=u32::try_from(SLOTS).expect("few") {

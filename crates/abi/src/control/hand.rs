@@ -7,6 +7,12 @@
 //! (`membarrier`), then waits until the thread is not at it: from then on the thread keeps away until the
 //! caller has let go. A caller that dies in between leaves the hand called: the process goes on with
 //! locked instructions, and nothing waits for anybody.
+//!
+//! A caller takes what is in hand by one write, for it may be killed before it could make a second: it
+//! sets `taken_back` to what `put_in` is. What lies between the two is in hand, and what was taken back
+//! is no longer part of the charge (see [`super::job`]). `taken_back` only ever grows, also from one owner
+//! of the slot to the next, so that who reads it first and the charge then never sees too little; and
+//! each new owner begins with a value of its own, so that a caller that has overslept its owner fails.
 
 use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
@@ -22,7 +28,10 @@ pub struct Hand {
     busy: AtomicU64,
     /// Callers that are at it. Never reset, for a caller may outlive the owner of the slot.
     callers: AtomicU64,
-    bytes: [AtomicU64; DEVICES],
+    /// Put in, less what the thread has taken out again.
+    put_in: [AtomicU64; DEVICES],
+    /// Of that, taken back by callers.
+    taken_back: [AtomicU64; DEVICES],
 }
 
 impl Hand {
@@ -67,20 +76,34 @@ impl Hand {
 
     #[inline(always)]
     fn change(&self, device: usize, change: impl FnOnce(u64) -> Option<u64>) -> bool {
-        let Some(cell) = self.bytes.get(device) else { return false };
-        let changed = self.use_alone(|| match change(cell.load(Ordering::Relaxed)) {
-            Some(bytes) => {
-                cell.store(bytes, Ordering::Relaxed);
-                true
+        let (Some(cell), Some(back)) = (self.put_in.get(device), self.taken_back.get(device))
+        else {
+            return false;
+        };
+        let changed = self.use_alone(|| {
+            let back = back.load(Ordering::Relaxed);
+            match change(cell.load(Ordering::Relaxed).saturating_sub(back)) {
+                Some(bytes) => {
+                    cell.store(back.wrapping_add(bytes), Ordering::Relaxed);
+                    true
+                }
+                None => false,
             }
-            None => false,
         });
         changed == Some(true)
     }
 
     /// What is in hand.
     pub fn bytes(&self, device: usize) -> u64 {
-        self.bytes.get(device).map_or(0, |cell| cell.load(Ordering::SeqCst))
+        let back = self.taken_back(device);
+        let put_in = self.put_in.get(device).map_or(0, |cell| cell.load(Ordering::SeqCst));
+        put_in.saturating_sub(back)
+    }
+
+    /// What callers have taken back in all: to be read before the charge of which it is no part.
+    #[inline]
+    pub(super) fn taken_back(&self, device: usize) -> u64 {
+        self.taken_back.get(device).map_or(0, |cell| cell.load(Ordering::SeqCst))
     }
 
     pub(super) fn call(&self) {
@@ -101,15 +124,76 @@ impl Hand {
         })
     }
 
-    /// For a caller: takes everything.
-    pub(super) fn empty(&self, device: usize) -> u64 {
-        self.bytes.get(device).map_or(0, |cell| cell.swap(0, Ordering::SeqCst))
+    /// For a caller: takes everything. One write, after which it is taken, and before which it is not.
+    pub(super) fn empty(&self, device: usize) {
+        let (Some(cell), Some(back)) = (self.put_in.get(device), self.taken_back.get(device))
+        else {
+            return;
+        };
+        // In this order: see `begin_anew`.
+        let before = back.load(Ordering::SeqCst);
+        let all = cell.load(Ordering::SeqCst);
+        if all > before {
+            // Fails if another caller was first, or the slot was cleared since.
+            let _taken = back.compare_exchange(before, all, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
+    /// For who clears the slot, whose owner is dead: gives the charge with which `taken_back` makes
+    /// nothing, to be stored by `store`. A caller that still sees the old owner's hand cannot empty it
+    /// afterwards: either it has read `taken_back` before the change below and fails, or it sees nothing.
+    pub(super) fn begin_anew(&self, device: usize, store: impl FnOnce(u64)) {
+        let (Some(cell), Some(back)) = (self.put_in.get(device), self.taken_back.get(device))
+        else {
+            return;
+        };
+        cell.store(0, Ordering::SeqCst);
+        let fresh = back.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        store(fresh);
+        cell.store(fresh, Ordering::SeqCst);
     }
 
     pub(super) fn clear(&self) {
         self.busy.store(0, Ordering::Relaxed);
-        for cell in &self.bytes {
-            cell.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A caller that has read the hand of an owner, overslept its death, and writes only then.
+    #[test]
+    fn a_caller_that_overslept_its_owner_takes_nothing_from_the_next() {
+        // SAFETY: all zero is an empty hand that nobody has called in.
+        let hand: Hand = unsafe { core::mem::zeroed() };
+        for put_in_by_the_next in [0, 512, 4096] {
+            assert!(hand.give(0, 4096, 1 << 20));
+            let before = hand.taken_back[0].load(Ordering::SeqCst);
+            let all = hand.put_in[0].load(Ordering::SeqCst);
+            let mut nothing = 0;
+            hand.begin_anew(0, |charge| nothing = charge);
+            assert_eq!((hand.bytes(0), nothing), (0, hand.taken_back(0)));
+            assert!(hand.give(0, put_in_by_the_next, 1 << 20));
+            let late = &hand.taken_back[0];
+            let late = late.compare_exchange(before, all, Ordering::SeqCst, Ordering::SeqCst);
+            assert!(late.is_err(), "the hand is another's");
+            assert_eq!(hand.bytes(0), put_in_by_the_next);
+            hand.empty(0);
+            assert_eq!((hand.bytes(0), hand.taken_back(0)), (0, nothing + put_in_by_the_next));
         }
+    }
+
+    /// The same, one that wakes up in the middle of the clearing: it sees nothing to take.
+    #[test]
+    fn a_caller_in_the_middle_of_a_clearing_takes_nothing() {
+        // SAFETY: as above.
+        let hand: Hand = unsafe { core::mem::zeroed() };
+        assert!(hand.give(0, 4096, 1 << 20));
+        hand.begin_anew(0, |nothing| {
+            hand.empty(0);
+            assert_eq!(hand.taken_back(0), nothing);
+        });
+        assert_eq!((hand.bytes(0), hand.taken_back(0)), (0, 1));
     }
 }

@@ -8,6 +8,8 @@
 //! that the owner is dead and clears them. Clearing is idempotent, and is itself owned: a reclaimer that
 //! dies leaves its name and is cleared by the next.
 //!
+//! What a process is charged with is its cell less what callers have taken back from its hand.
+//!
 //! **What is in hand.** Freed memory may stay charged and be noted in the slot's `hand`, from which one
 //! thread of the process allocates again without a locked instruction (see [`super::hand`]). It is not held: all
 //! sums that are shown leave it out, and whoever finds no room takes it back first.
@@ -135,9 +137,7 @@ impl JobPart {
         if mine.is_some() {
             self.retire(&self.counters_of(index, owner));
         }
-        for device in &self.charged {
-            device[index].store(0, Ordering::Relaxed);
-        }
+        self.clear_cells(index);
         slot.clear();
         slot.pid_namespace.store(pid_namespace, Ordering::Relaxed);
         slot.owner.store(word, Ordering::Release);
@@ -147,9 +147,7 @@ impl JobPart {
     /// Gives back a slot with everything charged to it.
     pub fn release(&self, index: usize) {
         if let Some(slot) = self.slots.get(index) {
-            for device in &self.charged {
-                device[index].store(0, Ordering::Relaxed);
-            }
+            self.clear_cells(index);
             slot.hand.clear();
             slot.owner.store(0, Ordering::Release);
         }
@@ -183,15 +181,21 @@ impl JobPart {
                     self.retire(&counters);
                     last_words(&counters);
                 }
-                for device in &self.charged {
-                    device[index].store(0, Ordering::Relaxed);
-                }
+                self.clear_cells(index);
                 slot.clear();
                 slot.owner.store(0, Ordering::Release);
                 cleared += 1;
             }
         }
         cleared
+    }
+
+    /// Whoever has marked the slot as its own to clear: nothing is charged to it any more.
+    fn clear_cells(&self, index: usize) {
+        for (device, cells) in self.charged.iter().enumerate() {
+            let store = |nothing| cells[index].store(nothing, Ordering::SeqCst);
+            self.slots[index].hand.begin_anew(device, store);
+        }
     }
 
     fn retire(&self, counters: &Counters) {
@@ -250,9 +254,10 @@ impl JobPart {
     #[inline]
     pub fn uncharge(&self, device: usize, slot: usize, bytes: u64) {
         let Some(cell) = self.charged.get(device).and_then(|cells| cells.get(slot)) else { return };
+        let least = self.slots[slot].hand.taken_back(device);
         let old = cell.fetch_sub(bytes, Ordering::SeqCst);
-        if old < bytes {
-            cell.store(0, Ordering::SeqCst);
+        if old.saturating_sub(least) < bytes {
+            cell.store(least, Ordering::SeqCst);
         }
     }
 
@@ -270,14 +275,19 @@ impl JobPart {
     fn taken_bytes(&self, device: usize) -> u64 {
         let Some(cells) = self.charged.get(device) else { return u64::MAX };
         let used = self.used();
-        cells[..used].iter().fold(0, |sum, cell| sum.saturating_add(cell.load(Ordering::SeqCst)))
+        cells[..used].iter().zip(&self.slots).fold(0, |sum, (cell, slot)| {
+            // In this order, or what is taken back in between would be missed.
+            let back = slot.hand.taken_back(device);
+            sum.saturating_add(cell.load(Ordering::SeqCst).saturating_sub(back))
+        })
     }
 
     /// What one slot holds on a device.
     pub fn slot_bytes(&self, device: usize, slot: usize) -> u64 {
         let cell = self.charged.get(device).and_then(|cells| cells.get(slot));
         let (Some(cell), Some(owned)) = (cell, self.slots.get(slot)) else { return 0 };
-        cell.load(Ordering::SeqCst).saturating_sub(owned.hand.bytes(device))
+        let (back, in_hand) = (owned.hand.taken_back(device), owned.hand.bytes(device));
+        cell.load(Ordering::SeqCst).saturating_sub(back).saturating_sub(in_hand)
     }
 
     /// Takes back what all processes have in hand on a device; says whether there was anything.
@@ -305,7 +315,7 @@ impl JobPart {
         for slot in (0..used).filter(|slot| called[*slot]) {
             let hand = &self.slots[slot].hand;
             if seen && hand.is_left(&mut pause) {
-                self.uncharge(device, slot, hand.empty(device));
+                hand.empty(device);
             }
             hand.let_go();
         }
