@@ -22,7 +22,13 @@ pub(crate) struct SoakArgs {
     /// kill -9 of the manager at random moments of a busy run.
     #[arg(long, default_value_t = 200)]
     manager_kills: u32,
-    /// Leave out the 200 processes of one job under the interposer.
+    /// Processes of one job under the interposer that allocate, fork, exec and are killed at random.
+    #[arg(long, default_value_t = 200)]
+    processes: u32,
+    /// How long they are killed, each of three times.
+    #[arg(long, default_value_t = 20)]
+    seconds: u32,
+    /// Leave them out.
     #[arg(long)]
     without_chaos: bool,
 }
@@ -48,8 +54,27 @@ pub(crate) fn run(args: &SoakArgs) -> anyhow::Result<()> {
         kill_manager(args.manager_kills)?;
     }
     if !args.without_chaos {
-        println!("200 processes of one job under the interposer, three times");
-        crate::bench::e2e("soak")?;
+        println!("{} processes of one job under the interposer, three times", args.processes);
+        chaos(args.processes, args.seconds)?;
+    }
+    Ok(())
+}
+
+/// What it says is kept in `target/chaos.txt` too: it takes long, and comes of chance.
+fn chaos(processes: u32, seconds: u32) -> anyhow::Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["run", "--quiet", "-p", "muxflow-e2e", "--bin", "soak", "--"])
+        .args([processes.to_string(), seconds.to_string()])
+        .current_dir(crate::ci::root())
+        .output()
+        .context("cannot start cargo")?;
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    println!("{text}");
+    let kept = crate::ci::root().join("target/chaos.txt");
+    std::fs::write(&kept, text.as_bytes()).with_context(|| kept.display().to_string())?;
+    if !output.status.success() {
+        bail!("the soak failed: {}; see {}", output.status, kept.display());
     }
     Ok(())
 }

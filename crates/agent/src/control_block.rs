@@ -229,9 +229,10 @@ impl ControlBlock {
             return self.foreign.is_alive(owner, counters.pid_namespace);
         }
         let ticks = |at: u64| at & u64::from(u32::MAX);
+        let same = |at: u64| owner.start_ticks == 0 || ticks(at) == u64::from(owner.start_ticks);
         process::stat(owner.pid).map_or_else(
             |error| !process::is_gone(&error),
-            |stat| ticks(stat.start_ticks) == u64::from(owner.start_ticks) && stat.state != 'Z',
+            |stat| same(stat.start_ticks) && !stat.has_ended(),
         )
     }
 
@@ -301,10 +302,12 @@ impl ControlBlock {
                 dead.push((counters.owner, counters.pid_namespace));
             }
         });
-        if dead.is_empty() {
-            return 0;
-        }
-        self.job_unchecked().reclaim(me, |owner, of| dead.contains(&(owner, of)), |_| {})
+        // An agent of before that died while it cleared a slot has left its name there.
+        let is_dead = |owner: Owner, of: u64| {
+            let agent_of_before = owner.start_ticks == 0 && owner.pid != me.pid;
+            dead.contains(&(owner, of)) || (agent_of_before && !process::is_there(owner.pid))
+        };
+        self.job_unchecked().reclaim(me, is_dead, |_| {})
     }
 
     /// Removes the files; mappings of others stay valid.

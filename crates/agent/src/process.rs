@@ -29,6 +29,8 @@ pub struct Stat {
     pub parent: u32,
     /// Time spent in user and kernel mode, in ticks.
     pub cpu_ticks: u64,
+    /// Threads that it has.
+    pub threads: u64,
     /// When it started, in ticks since boot.
     pub start_ticks: u64,
 }
@@ -43,8 +45,17 @@ pub fn parse_stat(text: &str) -> Option<Stat> {
         state: fields.first()?.chars().next()?,
         parent: fields.get(1)?.parse().ok()?,
         cpu_ticks: number(11)?.saturating_add(number(12)?),
+        threads: number(17)?,
         start_ticks: number(19)?,
     })
+}
+
+impl Stat {
+    /// Whether the process has ended and only waits for its parent. One whose first thread has left
+    /// while others run looks the same, but for their number.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X') && self.threads <= 1
+    }
 }
 
 /// The stat of a process. Only what [`is_gone`] says of an error means that it is not there: without
@@ -61,7 +72,7 @@ pub(crate) fn is_gone(error: &io::Error) -> bool {
 
 /// Whether a process with this id runs, whichever it is; also when that cannot be found out.
 pub fn is_there(pid: u32) -> bool {
-    stat(pid).map_or_else(|error| !is_gone(&error), |stat| stat.state != 'Z')
+    stat(pid).map_or_else(|error| !is_gone(&error), |stat| !stat.has_ended())
 }
 
 impl ProcessKey {
@@ -79,7 +90,7 @@ impl ProcessKey {
     /// Whether this very process still runs. One that has ended and is not reaped does not; one that
     /// cannot be looked at does, for those who ask kill what is left of the dead.
     pub fn is_alive(self) -> bool {
-        let same = |s: Stat| s.start_ticks == self.start_ticks && s.state != 'Z';
+        let same = |s: Stat| s.start_ticks == self.start_ticks && !s.has_ended();
         stat(self.pid).map_or_else(|error| !is_gone(&error), same)
     }
 
@@ -145,7 +156,11 @@ mod tests {
     fn names_with_brackets_and_spaces_do_not_confuse() {
         let text = "42 (a) b) c) S 7 42 42 0 -1 4194560 1 0 0 0 11 22 0 0 20 0 1 0 9876 1 2";
         let stat = parse_stat(text).unwrap();
-        assert_eq!(stat, Stat { state: 'S', parent: 7, cpu_ticks: 33, start_ticks: 9876 });
+        let expected = Stat { state: 'S', parent: 7, cpu_ticks: 33, threads: 1, start_ticks: 9876 };
+        assert_eq!(stat, expected);
+        assert!(!stat.has_ended() && Stat { state: 'Z', ..stat }.has_ended());
+        let first_left = Stat { state: 'Z', threads: 3, ..stat };
+        assert!(!first_left.has_ended(), "its other threads run");
         assert_eq!(parse_stat("42 (x"), None);
         assert_eq!(parse_stat("42 (x) S 1 2"), None);
     }

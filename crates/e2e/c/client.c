@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -45,32 +46,48 @@ static void on_signal_exit(int s) { (void)s; _exit(7); }
 static int (*launch)();
 
 /* Chaos: takes, gives back, forks and execs at random until it is killed or told to hold. What it
- * holds stands in a file that all processes share. */
-struct live { u64 next; struct { u64 pid, bytes, held; } p[4096]; };
+ * holds stands in a file that all processes share. It forks when it may: so many live, not more. */
+enum { ENTRIES = 16384 };
+struct live { u64 next, forks; struct { u64 pid, bytes, held; } p[ENTRIES]; };
 static volatile int hold;
 static void on_hold(int s) { (void)s; hold = 1; }
+static int may_fork(struct live *live, u64 most) {
+    u64 left = __atomic_load_n(&live->forks, __ATOMIC_SEQ_CST);
+    while (left && live->next < 2 * most)
+        if (__atomic_compare_exchange_n(&live->forks, &left, left - 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return 1;
+    return 0;
+}
+static u64 entry(struct live *live, u64 seed) {
+    u64 at = __atomic_fetch_add(&live->next, 1, __ATOMIC_SEQ_CST), c;
+    if (at >= ENTRIES) abort();
+    srand(seed + at);
+    CALL(cuDevicePrimaryCtxRetain, &c, 0); CALL(cuCtxSetCurrent, c);
+    __atomic_store_n(&live->p[at].pid, getpid(), __ATOMIC_SEQ_CST);
+    return at;
+}
 static void chaos(char **argv, u64 seed) {
     int fd = open(getenv("LIVE"), O_RDWR);
     struct live *live = mmap(0, sizeof *live, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     static u64 sizes[64];
     u64 most = strtoull(getenv("CHAOS_MOST"), 0, 10);
     int pace = atoi(getenv("CHAOS_PACE_US"));
-    u64 at = __atomic_fetch_add(&live->next, 1, __ATOMIC_SEQ_CST), c;
+    close(fd);
     signal(SIGUSR1, on_hold);
-    CALL(cuInit, 0); CALL(cuDevicePrimaryCtxRetain, &c, 0); CALL(cuCtxSetCurrent, c);
-    live->p[at].pid = getpid();
-    srand(seed + at);
+    CALL(cuInit, 0);
+    u64 at = entry(live, seed);
     for (;;) {
-        if (hold) { live->p[at].held = 1; for (;;) pause(); }
+        if (hold) { __atomic_store_n(&live->p[at].held, 1, __ATOMIC_SEQ_CST); for (;;) pause(); }
         int r = rand() % 1000;
         if (r < 500 && count < 64) { u64 n = 512 * (1 + rand() % 2000); if (!CALL(cuMemAlloc_v2, &pointers[count], (size_t)n)) { sizes[count++] = n; live->p[at].bytes += n; } }
         else if (r < 950 && count) { int k = rand() % count; if (!CALL(cuMemFree_v2, pointers[k])) { live->p[at].bytes -= sizes[k]; pointers[k] = pointers[--count]; sizes[k] = sizes[count]; } }
-        else if (r < 975 && live->next < most) {
-            if (!fork()) { count = 0; at = __atomic_fetch_add(&live->next, 1, __ATOMIC_SEQ_CST); srand(seed + at); CALL(cuDevicePrimaryCtxRetain, &c, 0); live->p[at].pid = getpid(); }
-        } else if (r < 978 && live->next < 2 * most) { live->p[at].bytes = 0; live->p[at].pid = 0; if (!hold) execv("/proc/self/exe", argv); }
+        else if (r < 975 && may_fork(live, most)) {
+            if (!fork()) { count = 0; at = entry(live, seed); }
+        } else if (r < 978 && live->next < most) { __atomic_store_n(&live->p[at].pid, 0, __ATOMIC_SEQ_CST); execv("/proc/self/exe", argv); abort(); }
         usleep(pace + rand() % (4 * pace));
     }
 }
+
+static void *stay(void *p) { (void)p; printf("ready\n"); for (;;) pause(); return 0; }
 
 static void *free_all(void *failed) {
     while (count) if (CALL(cuMemFree_v2, pointers[--count])) ++*(int *)failed;
@@ -114,11 +131,15 @@ int main(int argc, char **argv) {
         else if (!strcmp(op, "endcapture")) { u64 g; printf("endcapture %d\n", CALL(cuStreamEndCapture, (void *)n, &g)); }
         else if (!strcmp(op, "handler")) { printf("handler\n"); signal(SIGTERM, on_signal); signal(SIGINT, on_signal); }
         else if (!strcmp(op, "handlerexit")) { struct sigaction a = { .sa_handler = on_signal_exit }; sigaction(SIGTERM, &a, 0); printf("handler\n"); }
+        else if (!strcmp(op, "bushandler")) { signal(SIGBUS, on_signal_exit); printf("bushandler\n"); }
+        else if (!strcmp(op, "buserror")) { FILE *f = tmpfile(); char *p = mmap(0, 4096, PROT_READ, MAP_SHARED, fileno(f), 0); printf("buserror %d\n", *(volatile char *)p); }
         else if (!strcmp(op, "ignore")) { signal(SIGTERM, SIG_IGN); printf("ignore\n"); }
         else if (!strcmp(op, "asked")) { struct sigaction a; sigaction(SIGTERM, 0, &a); printf("asked %s\n", a.sa_handler == on_signal ? "mine" : a.sa_handler == SIG_DFL ? "default" : a.sa_handler == SIG_IGN ? "ignore" : "other"); }
         else if (!strcmp(op, "sleep")) { u64 end = now_ns() + n * 1000000; while (now_ns() < end) { struct timespec t = { 0, 1000000 }; nanosleep(&t, 0); } printf("slept\n"); }
         else if (!strcmp(op, "ready")) printf("ready\n");
         else if (!strcmp(op, "fork")) { pid_t p = fork(); if (!p) continue; int s; waitpid(p, &s, 0); printf("child %d\n", s); return 0; }
+        else if (!strcmp(op, "leave")) { pthread_t t; pthread_create(&t, 0, stay, 0); pthread_exit(0); }
+        else if (!strcmp(op, "traced")) { if (ptrace(PTRACE_TRACEME, 0, 0, 0)) return 4; raise(SIGSTOP); }
         else if (!strcmp(op, "forkbg")) { pid_t p = fork(); if (p) continue; }
         else if (!strcmp(op, "exec")) { execv("/proc/self/exe", argv + i); return 9; }
         else if (!strcmp(op, "chaos")) { char text[64]; sprintf(text, "chaos:%llu", (unsigned long long)n); char *again[] = { argv[0], text, 0 }; chaos(again, n); }

@@ -172,11 +172,11 @@ fn is_dead(owner: Owner) -> bool {
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => {
             let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
-            let mut fields = fields.split(' ');
-            if matches!(fields.next(), Some("Z" | "X")) {
+            let fields: Vec<&str> = fields.split(' ').collect();
+            if matches!(fields[0], "Z" | "X") && fields.get(17).is_none_or(|count| *count <= "1") {
                 return true;
             }
-            let ticks: Option<u64> = fields.nth(18).and_then(|field| field.parse().ok());
+            let ticks: Option<u64> = fields.get(19).and_then(|field| field.parse().ok());
             ticks.is_some_and(|ticks| ticks & 0xffff_ffff != u64::from(owner.start_ticks))
         }
         // SAFETY: signal 0 only asks.

@@ -185,3 +185,54 @@ fn after_a_drain_by_the_agent_a_kill_finds_nothing_in_flight() {
     assert_eq!(end(child).signal(), Some(libc::SIGTERM));
     released(&job);
 }
+
+/// A file of the control block is cut short while a process has it mapped: an access would end it, with
+/// its contexts and with work in flight.
+#[test]
+fn a_control_block_that_is_cut_short_refuses_everything_and_ends_nobody_uncleanly() {
+    for (part, kept) in [("job", 0), ("job", 100), ("agent", 0)] {
+        let mut job = Job::new(1 << 20);
+        let operations = ["init", "alloc:0x1000", "launch:100", "ready", "sleep:1500"];
+        let after = ["alloc:512", "launch:1", "free", "alloc:512", "exit:5"];
+        let program = client("client", &[]);
+        let mut command = job.command(&program, stub_driver());
+        command.env("STUB_KERNEL_US", "300").args(operations).args(after);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = default_signals(&mut command).spawn().expect("it starts");
+        let mut reader = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        while !line.starts_with("ready") {
+            line.clear();
+            assert!(reader.read_line(&mut line).expect("a line") > 0, "it ended too early");
+        }
+        // The test has both parts mapped too, and must not be the one to touch them.
+        job.stop_beating();
+        let file = std::fs::OpenOptions::new().write(true).open(job.block.directory().join(part));
+        file.expect("the part").set_len(kept).expect("it can be cut");
+        let said = std::io::read_to_string(&mut reader).expect("its output");
+        let output = child.wait_with_output().expect("a status");
+        let why = String::from_utf8_lossy(&output.stderr);
+        let context = format!("{part} cut to {kept}: {:?}\n{said}\n{why}", output.status);
+        if part == "job" {
+            assert_eq!(output.status.code(), Some(5), "{context}");
+            assert!(said.contains("alloc 2\nlaunch 802") && said.contains("free 0"), "{context}");
+            assert_eq!(why.matches("cut short while it was in use").count(), 1, "{context}");
+        } else {
+            // A silent agent: the process stops itself, as it would have if the agent had died.
+            assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{context}");
+        }
+        released(&job);
+    }
+}
+
+/// What is not of the control block goes to whom it would have gone to.
+#[test]
+fn other_bus_errors_end_the_program_as_they_would_have() {
+    let job = Job::new(1 << 20);
+    let outcome = job.run(&["init", "buserror"]);
+    assert_eq!(outcome.status.signal(), Some(libc::SIGBUS), "{}", outcome.stderr);
+    let outcome = job.run(&["init", "bushandler", "buserror"]);
+    assert_eq!(outcome.status.code(), Some(7), "{}", outcome.stderr);
+    let outcome = job.run(&["init", "kill:7"]);
+    assert_eq!(outcome.status.signal(), Some(libc::SIGBUS), "{}", outcome.stderr);
+}

@@ -31,7 +31,8 @@ const SLOW_NS: u64 = 10_000_000;
 
 /// Recomputes whether the fast path may be taken.
 pub(crate) fn attend() {
-    let busy = capture::any() || worker::phase() != Phase::Running || worker::is_late();
+    let stops = worker::phase() != Phase::Running || process::is_torn();
+    let busy = capture::any() || stops || worker::is_late();
     ATTENTION.store(u32::from(busy), Ordering::Release);
 }
 
@@ -130,16 +131,15 @@ fn slow(function: usize, stream: CUstream, cost: u64) -> Pass {
     pass
 }
 
-/// Counts the time that something takes as delay of the job.
-fn delayed<T>(control: &Control, wait: impl FnOnce() -> T) -> T {
+/// Lets a launch wait, and counts that as delay of the job. Piece by piece: a launch that waits for
+/// long is seen to wait, and one whose process ends meanwhile has waited too.
+fn pause(control: &Control, ns: u64) {
     let from_ns = sys::now_ns();
-    let done = wait();
-    let waited_ns = sys::now_ns().saturating_sub(from_ns);
-    // Looking takes a microsecond or two; that is overhead, not delay.
-    if let (true, Some(mine)) = (waited_ns > 10_000, control.mine()) {
+    sys::sleep_ns(ns);
+    if let Some(mine) = control.mine() {
+        let waited_ns = sys::now_ns().saturating_sub(from_ns);
         mine.delayed_ns.fetch_add(waited_ns, Ordering::Relaxed);
     }
-    done
 }
 
 fn wait_for_turn(control: &Control, stream: CUstream, cost: u64) -> Pass {
@@ -152,7 +152,7 @@ fn wait_for_turn(control: &Control, stream: CUstream, cost: u64) -> Pass {
         && ATTENTION.load(Ordering::Acquire) == 0
         && control.agent.command_word() & 0xff == Gate::Open as u32;
     if !calm {
-        match delayed(control, || wait_for_command(control)) {
+        match wait_for_command(control) {
             Pass::Go => {}
             Pass::Alone => {
                 record.launched.fetch_add(cost, Ordering::Relaxed);
@@ -172,7 +172,7 @@ fn wait_for_turn(control: &Control, stream: CUstream, cost: u64) -> Pass {
         paid = cost + u64::from(flight::MARK_MOST);
     } else if credit < cost {
         let (rate, burst) = (limits.rate_milli_per_s, limits.burst);
-        match delayed(control, || buy(control, wanted, rate, burst)) {
+        match buy(control, wanted, rate, burst) {
             Some(refused) => return refused,
             None => paid = credit + wanted,
         }
@@ -203,7 +203,7 @@ fn add(number: &AtomicU64, more: u64) {
 fn wait_for_command(control: &Control) -> Pass {
     loop {
         match command(control) {
-            Now::Wait(ns) => sys::sleep_ns(ns),
+            Now::Wait(ns) => pause(control, ns),
             Now::Alone => return Pass::Alone,
             Now::Refuse(result) => return Pass::Refused(result),
             Now::Go => return Pass::Go,
@@ -247,6 +247,9 @@ enum Now {
 
 /// What the agent, the heartbeat and the state of this process say.
 fn command(control: &Control) -> Now {
+    if process::is_torn() {
+        return Now::Refuse(CUDA_ERROR_SYSTEM_NOT_READY);
+    }
     match worker::phase() {
         Phase::Running => {}
         Phase::Draining => return Now::Wait(LOOK_NS),
@@ -276,7 +279,7 @@ fn heartbeat(control: &Control) -> Option<Now> {
     }
     if age_ms > slow_after_ms {
         sys::say_once(&SAID_SLOW, "the agent is late: kernel launches are slowed down");
-        sys::sleep_ns(SLOW_NS);
+        pause(control, SLOW_NS);
     }
     None
 }
@@ -289,13 +292,13 @@ fn buy(control: &Control, cost: u64, rate_milli_per_s: u64, burst: u64) -> Optio
         if wait_ns == 0 {
             return None;
         }
-        sys::sleep_ns(wait_ns.min(2_000_000));
+        pause(control, wait_ns.min(2_000_000));
         loop {
             match command(control) {
                 Now::Go => break,
                 Now::Alone => return Some(Pass::Alone),
                 Now::Refuse(result) => return Some(Pass::Refused(result)),
-                Now::Wait(ns) => sys::sleep_ns(ns),
+                Now::Wait(ns) => pause(control, ns),
             }
         }
         let limits = control.agent.limits();
@@ -319,12 +322,11 @@ fn bound_in_flight(control: &Control, record: &Record, index: usize, every: u32,
     if in_flight + every <= limit {
         return;
     }
-    let started_ns = sys::now_ns();
-    let mut moved_ns = started_ns;
+    let mut moved_ns = sys::now_ns();
     let mut pause_ns = 5_000;
     let mut done = flight::done(record);
     while in_flight + every > limit && flight::total() > 0 {
-        sys::sleep_ns(pause_ns);
+        pause(control, pause_ns);
         pause_ns = (pause_ns * 2).min(200_000);
         flight::poll(record);
         let (now_ns, left) = (sys::now_ns(), known());
@@ -347,10 +349,6 @@ fn bound_in_flight(control: &Control, record: &Record, index: usize, every: u32,
     if in_flight + every > limit && flight::total() == 0 {
         // Only unmarked launches are left: see them end before more follow.
         flight::mark_all(record);
-    }
-    if let Some(mine) = control.mine() {
-        let waited_ns = sys::now_ns().saturating_sub(started_ns);
-        mine.delayed_ns.fetch_add(waited_ns, Ordering::Relaxed);
     }
 }
 

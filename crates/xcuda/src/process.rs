@@ -60,6 +60,8 @@ pub(crate) struct InHand {
 /// A process that allocates less often than this needs no hand.
 const CHARGES_BEFORE_HAND: usize = 64;
 static SAID: AtomicU32 = AtomicU32::new(0);
+/// Not zero: a file of the control block was cut short under us.
+static TORN: AtomicU32 = AtomicU32::new(0);
 
 /// The control block, if there is a good one and this process has a slot in it. Cheap once it is
 /// known.
@@ -145,7 +147,7 @@ pub(crate) fn is_registered() -> bool {
 
 /// The fixed settings, or the defaults where there is no control block.
 pub(crate) fn settings() -> Settings {
-    agent().map(AgentPart::settings).unwrap_or_default()
+    agent().filter(|_| !is_torn()).map(AgentPart::settings).unwrap_or_default()
 }
 
 #[cold]
@@ -200,9 +202,43 @@ fn register() -> Option<Control> {
     Some(Control { agent, job, slot })
 }
 
+/// Whether a file of the control block was cut short while it was mapped.
+pub(crate) fn is_torn() -> bool {
+    TORN.load(Ordering::Acquire) != 0
+}
+
+/// From the handler of SIGBUS: an access to this address failed. If it lies in a part of the control
+/// block, somebody cut its file short: empty memory takes its place, so that the access goes on, and from
+/// now on everything is refused, as without a control block. An agent whose part is empty is silent, and
+/// a process that hears nothing stops by itself, cleanly.
+pub(crate) fn mend(address: usize) -> bool {
+    let agent = (AGENT.load(Ordering::Acquire) as usize, AgentPart::BYTES);
+    let job = (JOB.load(Ordering::Acquire) as usize, JobPart::BYTES);
+    let within = |&(base, bytes): &(usize, usize)| {
+        base != 0 && (base..base.saturating_add(bytes)).contains(&address)
+    };
+    let Some((base, bytes)) = [agent, job].into_iter().find(within) else { return false };
+    let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
+    let kind = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let arguments = [base, bytes, protection, kind.cast_unsigned() as usize, usize::MAX, 0];
+    // SAFETY: exactly the pages of a mapping of ours that is never undone; every bit pattern is valid
+    // in it, so that it may become zero under its readers.
+    if unsafe { sys::syscall(libc::SYS_mmap, arguments) } < 0 {
+        return false;
+    }
+    TORN.store(1, Ordering::Release);
+    // SAFETY: null, or mapped for good before it was stored.
+    if let Some(own) = unsafe { OWN.load(Ordering::Acquire).as_ref() } {
+        own.hand_thread.store(0, Ordering::Release);
+        own.slot.store(0, Ordering::Release);
+    }
+    true
+}
+
 /// Why there is no control block to obey.
 pub(crate) enum Missing {
     Unnamed,
+    Torn,
     Unreadable(&'static str, i32),
     Bad(&'static str, Invalid),
 }
@@ -211,6 +247,7 @@ impl core::fmt::Display for Missing {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Unnamed => f.write_str("MUXFLOW_CONTROL is not set"),
+            Self::Torn => f.write_str("the control block was cut short while it was in use"),
             Self::Unreadable(file, errno) => {
                 write!(f, "cannot map the {file} part of the control block (errno {errno})")
             }
@@ -220,6 +257,9 @@ impl core::fmt::Display for Missing {
 }
 
 fn parts() -> Result<(&'static AgentPart, &'static JobPart), Missing> {
+    if is_torn() {
+        return Err(Missing::Torn);
+    }
     // SAFETY: null or mapped for good.
     unsafe {
         let agent = AGENT.load(Ordering::Acquire).as_ref();
@@ -311,6 +351,11 @@ pub(crate) fn reclaim_dead(job: &JobPart) -> usize {
 /// taken for living: memory stays charged rather than being given out twice. `told`: `/proc` speaks
 /// of our own id namespace.
 fn is_dead(owner: Owner, told: bool) -> bool {
+    // Without its start nobody can tell by its name: the agent, whose id may be of another namespace, or
+    // a process that could not read its own.
+    if owner.start_ticks == 0 {
+        return false;
+    }
     // SAFETY: signal 0 only asks.
     let answer = unsafe { sys::syscall(libc::SYS_kill, [owner.pid as usize, 0, 0, 0, 0, 0]) };
     if answer == -(libc::ESRCH as isize) {
@@ -373,11 +418,14 @@ fn parse_stat(text: &[u8]) -> Started {
     let after = text.iter().rposition(|&byte| byte == b')').and_then(|at| text.get(at + 2..));
     let Some(after) = after else { return Started::Unknown };
     let mut fields = after.split(|&byte| byte == b' ');
-    if matches!(fields.next(), Some(b"Z" | b"X")) {
+    let ended = matches!(fields.next(), Some(b"Z" | b"X"));
+    let number = |field: &[u8]| core::str::from_utf8(field).ok()?.parse::<u64>().ok();
+    let threads = fields.nth(16).and_then(number);
+    // Its first thread may have left while others run.
+    if ended && threads.is_none_or(|threads| threads <= 1) {
         return Started::Zombie;
     }
-    let ticks = fields.nth(18).and_then(|field| core::str::from_utf8(field).ok());
-    match ticks.and_then(|ticks| ticks.parse::<u64>().ok()) {
+    match fields.nth(1).and_then(number) {
         #[expect(clippy::cast_possible_truncation, reason = "the slot keeps the low 32 bits")]
         Some(ticks) => Started::At(ticks as u32),
         None => Started::Unknown,

@@ -1,19 +1,20 @@
-//! SIGINT, SIGTERM and SIGABRT. Once the process has a context, the kernel calls our handler for
+//! SIGINT, SIGTERM and SIGABRT, and SIGBUS for the control block's sake. Once the process has a context, the kernel calls our handler for
 //! them; what the program sets with `sigaction` or `signal` is kept aside and called from there, so that
 //! it does not matter who came first.
 //!
 //! The handler itself only sets flags, waits on a futex and chains: everything else is done by the
-//! worker ([`crate::worker`]).
+//! worker ([`crate::worker`]). Of SIGBUS it keeps what an access to the control block raised, whose files
+//! others may cut short.
 
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
-use crate::{context, elf, exit, sys, worker};
+use crate::{context, elf, exit, gate, process, sys, worker};
 
 type Action = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 
-const SIGNALS: [c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGABRT];
+const SIGNALS: [c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGABRT, libc::SIGBUS];
 
 /// What the program wants done about one signal.
 struct Wanted {
@@ -26,13 +27,13 @@ struct Wanted {
 // SAFETY: the cell is only used while BUSY is held.
 unsafe impl Sync for Wanted {}
 
-static WANTED: [Wanted; 3] = [const {
+static WANTED: [Wanted; 4] = [const {
     Wanted {
         handler: AtomicUsize::new(0),
         flags: AtomicI32::new(0),
         whole: UnsafeCell::new(core::mem::MaybeUninit::zeroed()),
     }
-}; 3];
+}; 4];
 static BUSY: AtomicU32 = AtomicU32::new(0);
 static ARMED: AtomicU32 = AtomicU32::new(0);
 
@@ -131,7 +132,23 @@ unsafe extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, machine: 
     let handler = wanted.handler.load(Ordering::Acquire);
     let flags = wanted.flags.load(Ordering::Relaxed);
     let by_default = handler == libc::SIG_DFL;
-    if worker::is_mine() && context::any() {
+    if signal == libc::SIGBUS {
+        // SAFETY: the kernel gives a valid siginfo; what it raised itself has an address.
+        let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+        if code > 0 && process::mend(address) {
+            gate::attend();
+            return;
+        }
+        if by_default {
+            // An access of the program's own is made again and ends it as it would have.
+            if code > 0 {
+                restore_default(signal)
+            } else {
+                default_action(signal)
+            }
+            return;
+        }
+    } else if worker::is_mine() && context::any() {
         worker::stop_by(signal, by_default);
     }
     if by_default {
@@ -158,12 +175,17 @@ unsafe extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, machine: 
     }
 }
 
+fn restore_default(signal: c_int) {
+    let mut action = core::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // Zeroed is the default action with an empty mask.
+    real(signal, action.as_mut_ptr(), core::ptr::null_mut());
+}
+
 /// Restores the kernel's default action and dies of the signal: the parent sees what it would have.
 pub(crate) fn default_action(signal: c_int) {
-    let mut action = core::mem::MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: zeroed is the default action with an empty mask.
+    restore_default(signal);
+    // SAFETY: a mask of eight bytes.
     unsafe {
-        real(signal, action.as_mut_ptr(), core::ptr::null_mut());
         let one = 1_u64 << (signal - 1);
         let unblock = 1;
         sys::syscall(libc::SYS_rt_sigprocmask, [unblock, (&raw const one) as usize, 0, 8, 0, 0]);
