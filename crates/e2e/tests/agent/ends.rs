@@ -1,9 +1,10 @@
-//! Ends that nobody asked for: a program that leaves workers behind, a keeper that is killed, and an
-//! agent that can open no file. A job that dies with a kernel in flight takes the service down here.
+//! Ends that nobody asked for: a program that leaves workers behind, a keeper that is killed, a control
+//! block that is cut short, and an agent that can open no file. A job that dies with a kernel in flight takes the service down here.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
+use muxflow_abi::control::{AGENT_FILE, JOB_FILE};
 use muxflow_agent::descriptors;
 use muxflow_agent::gpu::{Event, GpuStatus};
 use muxflow_agent::launch::{Exit, Run};
@@ -107,5 +108,37 @@ fn inner_descriptors() {
     assert_eq!(status.stops, before.stops, "the job was not stopped");
     assert_eq!(status.faults, before.faults, "nothing was taken for a fault");
     world.serve(10);
+    world.end();
+}
+
+#[test]
+fn a_control_block_cut_short_ends_its_job_and_nobody_else() {
+    inside("ends::inner_torn");
+}
+
+/// The agent lives in this very process: an access of its own beyond the end of the file would be the end
+/// of the test.
+#[test]
+#[ignore = "run inside an emulated node by a_control_block_cut_short_ends_its_job_and_nobody_else"]
+fn inner_torn() {
+    let world = World::start("");
+    world.fault(&["kill-propagates", "100"]);
+    world.start_service();
+    // A job that can answer, and one that cannot: then it is the agent alone who sees it.
+    for (part, stopped) in [(JOB_FILE, false), (JOB_FILE, true), (AGENT_FILE, false)] {
+        world.start_worker_job();
+        let dir = world.agent().shared(&world.gpu).unwrap().job().unwrap().block.dir().to_owned();
+        let pid = world.job_pid();
+        if stopped {
+            sys::kill(pid, libc::SIGSTOP).unwrap();
+            // What it has put on the GPU ends; a stopped process begins nothing.
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        fs::OpenOptions::new().write(true).open(dir.join(part)).unwrap().set_len(0).unwrap();
+        let exit = unharmed(&world);
+        assert!(exit.all_gone, "{part}, stopped: {stopped}: {exit:?}");
+        world.wait("the GPU is free", |status| status.offline.is_none());
+    }
+    world.start_worker_job();
     world.end();
 }
