@@ -46,7 +46,7 @@ const PARTS: [&str; 10] = [
     "muxflow-example-training",
 ];
 
-fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+pub(crate) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     if let Some(dir) = to.parent() {
         fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
@@ -55,21 +55,31 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
 }
 
-fn run_program(command: &mut Command) -> anyhow::Result<()> {
+pub(crate) fn run_program(command: &mut Command) -> anyhow::Result<()> {
     let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
     ensure!(status.success(), "{command:?}: {status}");
     Ok(())
 }
 
-/// Builds, lays out and packs; prints the path of the tarball.
-pub(crate) fn run(args: &DistArgs) -> anyhow::Result<()> {
-    let mut words = vec!["build", "--locked", "--profile", &args.profile];
+/// Builds everything in a profile, and the interposer in its own; where the programs are then.
+pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
+    let mut words = vec!["build", "--locked", "--profile", profile];
     for package in PACKAGES {
         words.extend(["-p", package]);
     }
     cargo(&words)?;
     cargo(&["build", "--locked", "--profile", "xcuda", "-p", "muxflow-xcuda"])?;
-    let built = target().join(if args.profile == "dev" { "debug" } else { &args.profile });
+    Ok(target().join(if profile == "dev" { "debug" } else { profile }))
+}
+
+/// Where the build of the interposer is.
+pub(crate) fn interposer() -> PathBuf {
+    target().join("xcuda/libxcuda.so")
+}
+
+/// Builds, lays out and packs; prints the path of the tarball.
+pub(crate) fn run(args: &DistArgs) -> anyhow::Result<()> {
+    let built = build(&args.profile)?;
     let name = format!("muxflow-{}-{}-linux", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
     let out = if args.out.is_absolute() { args.out.clone() } else { root().join(&args.out) };
     let tree = out.join(&name);
@@ -80,7 +90,7 @@ pub(crate) fn run(args: &DistArgs) -> anyhow::Result<()> {
     for part in PARTS {
         copy(&built.join(part), &tree.join("lib/muxflow").join(part))?;
     }
-    copy(&target().join("xcuda/libxcuda.so"), &tree.join("lib/muxflow/libxcuda.so"))?;
+    copy(&interposer(), &tree.join("lib/muxflow/libxcuda.so"))?;
     let unit = "muxflow.service";
     copy(&root().join("deploy/systemd").join(unit), &tree.join("lib/systemd/system").join(unit))?;
     for file in ["LICENSE", "README.md"] {

@@ -11,6 +11,7 @@ mod ci;
 mod codegen;
 mod demo;
 mod dist;
+mod image;
 mod kubernetes;
 mod reliability;
 mod screenshots;
@@ -53,6 +54,8 @@ enum Task {
     Demo(demo::DemoArgs),
     /// Pack a tarball that works wherever it is unpacked.
     Dist(dist::DistArgs),
+    /// Write the container image that the Helm chart names, without a daemon or a network.
+    Image(image::ImageArgs),
     /// Print the tables of docs/reliability.md: defences on and off, bursts, every fault.
     Reliability(reliability::ReliabilityArgs),
     /// Long forms of the tests: killed clients of an emulated GPU, signals to a job beside a
@@ -77,6 +80,7 @@ fn main() -> anyhow::Result<std::process::ExitCode> {
         Task::Codegen { check } => codegen::run(check),
         Task::Demo(args) => return demo::run(&args),
         Task::Dist(args) => dist::run(&args),
+        Task::Image(args) => image::run(&args),
         Task::Reliability(args) => reliability::run(&args),
         Task::Soak(args) => soak::run(&args),
         Task::Kubernetes(action) => kubernetes::run(action),
