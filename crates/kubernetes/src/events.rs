@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::Event as Written;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::Client;
+use kube::api::{Api, ObjectMeta, PostParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -51,19 +54,51 @@ async fn publish(teller: Arc<Teller>, said: UnboundedReceiver<Said>) {
     });
     let teller = &*teller;
     all.for_each_concurrent(PARALLEL, |said| async move {
-        teller.tell(&said.pod, EventType::Normal, said.reason, said.action, &said.note).await;
+        teller.tell_once(said).await;
     })
     .await;
 }
 
 /// Writes events in the name of one program.
-pub(crate) struct Teller(Recorder);
+pub(crate) struct Teller {
+    client: Client,
+    reporter: Reporter,
+    recorder: Recorder,
+}
 
 impl Teller {
     pub(crate) fn new(client: Client, program: &str, instance: &str) -> Self {
         let reporter =
             Reporter { controller: program.to_owned(), instance: Some(instance.to_owned()) };
-        Teller(Recorder::new(client, reporter))
+        let recorder = Recorder::new(client.clone(), reporter.clone());
+        Teller { client, reporter, recorder }
+    }
+
+    /// Says something that is said of a pod but once. The recorder would remember it for minutes and
+    /// look through all that it remembers at each event, to count what is said again.
+    async fn tell_once(&self, said: Said) {
+        let Said { pod, reason, action, note } = said;
+        let now = jiff::Timestamp::now();
+        let event = Written {
+            metadata: ObjectMeta {
+                name: Some(format!("{}.{:x}", pod.name, now.as_nanosecond())),
+                namespace: Some(pod.namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            action: Some(action.to_owned()),
+            event_time: Some(MicroTime(now)),
+            note: Some(note),
+            reason: Some(reason.to_owned()),
+            regarding: Some(subject(&pod)),
+            reporting_controller: Some(self.reporter.controller.clone()),
+            reporting_instance: self.reporter.instance.clone(),
+            type_: Some("Normal".to_owned()),
+            ..Written::default()
+        };
+        let api: Api<Written> = Api::namespaced(self.client.clone(), &pod.namespace);
+        if let Err(error) = api.create(&PostParams::default(), &event).await {
+            tracing::warn!(pod = pod.path(), %error, "an event could not be written");
+        }
     }
 
     /// Says something about a pod; a failure is logged, because an event is no more than a word.
@@ -75,14 +110,6 @@ impl Teller {
         action: &str,
         note: &str,
     ) {
-        let subject = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            name: Some(pod.name.clone()),
-            namespace: Some(pod.namespace.clone()),
-            uid: Some(pod.uid.clone()),
-            ..ObjectReference::default()
-        };
         let mut note = note.to_owned();
         note.truncate(note.floor_char_boundary(1000));
         let event = Event {
@@ -92,8 +119,19 @@ impl Teller {
             action: action.to_owned(),
             secondary: None,
         };
-        if let Err(error) = self.0.publish(&event, &subject).await {
+        if let Err(error) = self.recorder.publish(&event, &subject(pod)).await {
             tracing::warn!(pod = pod.path(), %error, "an event could not be written");
         }
+    }
+}
+
+fn subject(pod: &PodName) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(pod.name.clone()),
+        namespace: Some(pod.namespace.clone()),
+        uid: Some(pod.uid.clone()),
+        ..ObjectReference::default()
     }
 }

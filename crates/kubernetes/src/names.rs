@@ -22,6 +22,9 @@ pub const FAIL_PRONE: &str = "muxflow.dev/fail-prone";
 /// Written by the user: `false` for a job that cannot go on from a checkpoint.
 pub const MOVABLE: &str = "muxflow.dev/movable";
 
+/// A condition on a pod, written by the scheduler: `False` says why it is not moved to a faster GPU.
+pub const MOVABLE_CONDITION: &str = "muxflow.dev/Movable";
+
 /// Written by the user on online pods: the name of the service; by default its Deployment.
 pub const SERVICE: &str = "muxflow.dev/service";
 /// Written by the user on online pods: `true` keeps jobs away that are fail-prone.

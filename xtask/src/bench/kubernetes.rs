@@ -13,6 +13,9 @@ pub(crate) struct KubernetesBench {
     /// Pods that wait; each takes one GPU.
     #[arg(long, default_value_t = 10_000)]
     pods: usize,
+    /// Status writes per second, of all agents together. Real agents write each GPU every 20 s.
+    #[arg(long, default_value_t = 100)]
+    reports: usize,
     /// Without optimisation of this project's own code, to save a build.
     #[arg(long)]
     dev: bool,
@@ -30,9 +33,15 @@ pub(crate) fn run(bench: &KubernetesBench) -> anyhow::Result<()> {
     );
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
-        .args(["test", "--locked", "-p", "muxflow-kubernetes", "--test", "scenarios"])
-        .args((!bench.dev).then_some("--release"))
-        .args(["--", "bench", &bench.nodes.to_string(), &bench.pods.to_string()])
+        .args(["test", "--locked", "--test", "scenarios"])
+        // With --workspace, nothing is built twice that other tests have built.
+        .args(if bench.dev {
+            &["--workspace"][..]
+        } else {
+            &["--release", "-p", "muxflow-kubernetes"]
+        })
+        .args(["--", "bench"])
+        .args([bench.nodes, bench.pods, bench.reports].map(|number| number.to_string()))
         .env(crate::kubernetes::SCENARIOS, "1")
         .current_dir(crate::ci::root())
         .status()?;

@@ -82,7 +82,7 @@ impl Node {
         let mut tasks = JoinSet::new();
         let here = watcher::Config::default().fields(&format!("spec.nodeName={}", settings.node));
         let api: Api<Pod> = Api::all(client.clone());
-        let pods = watches::follow(&mut tasks, api, here, &changed);
+        let pods = watches::follow(&mut tasks, api, here, watches::whole, &changed);
         watches::first_list("pods", &pods, settings.patience).await?;
         let (tell, told) = unbounded_channel();
         let ground = Arc::new(Ground::new(executor, pods, &settings.places, tell.clone()));

@@ -17,11 +17,15 @@ use kube::api::{
 use kube::runtime::events::EventType;
 use muxflow_types::GpuId;
 use serde_json::json;
+use tokio::sync::watch;
 
+use super::claim::{self, Problem};
 use super::decide::Action;
-use super::pods::PodName;
+use super::lease::Valid;
+use super::pods::{Hold, PodName};
 use super::snapshot::Assumed;
 use crate::events::{Later, Teller};
+use crate::names;
 
 /// How many requests are under way at once.
 const PARALLEL: usize = 16;
@@ -34,6 +38,24 @@ pub(crate) struct Hands {
     /// What each pod was last told, so that nothing is told twice. Lost on a restart; then the pod's
     /// own condition says what it was told.
     told: BTreeMap<String, String>,
+}
+
+/// Whether a request may still be sent.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    pub(crate) valid: watch::Receiver<Option<Valid>>,
+    /// The plan was made in this one; in another, somebody else may have acted since.
+    pub(crate) term: i32,
+    /// When this cycle has had its time.
+    pub(crate) until: Instant,
+}
+
+impl Permit {
+    fn holds(&self) -> bool {
+        let now = Instant::now();
+        let lease = *self.valid.borrow();
+        now < self.until && lease.is_some_and(|l| l.term == self.term && now < l.until)
+    }
 }
 
 /// What a cycle did.
@@ -71,12 +93,12 @@ impl Hands {
         Hands { later: Later::new(Arc::clone(&teller)), teller, client, told: BTreeMap::new() }
     }
 
-    /// Sends all requests, none after `until`, each with at most `patience` for its answer.
+    /// Sends all requests as long as it is permitted, each with at most `patience` for its answer.
     pub(crate) async fn apply(
         &mut self,
         actions: Vec<Action>,
         pods: &[Arc<Pod>],
-        until: Instant,
+        permit: &Permit,
         patience: Duration,
     ) -> Outcome {
         let by_uid: BTreeMap<&str, &Arc<Pod>> =
@@ -87,8 +109,8 @@ impl Hands {
         let by_uid = &by_uid;
         let answers: Vec<Answer> = futures::stream::iter(actions)
             .map(|action| async move {
-                if Instant::now() >= until {
-                    return Answer::Postponed; // Another replica may act by now.
+                if !permit.holds() {
+                    return Answer::Postponed;
                 }
                 let request = this.send(action, by_uid);
                 match tokio::time::timeout(patience, request).await {
@@ -121,6 +143,12 @@ impl Hands {
     async fn send(&self, action: Action, pods: &BTreeMap<&str, &Arc<Pod>>) -> Answer {
         match action {
             Action::Bind { pod, node, gpu, annotations } => {
+                let object = pods.get(pod.uid.as_str()).filter(|object| claim::asks(object));
+                if let Some(object) = object
+                    && let Err(problem) = claim::allocate(&self.client, object, &node, &gpu).await
+                {
+                    return self.not_allocated(pod, object, problem).await;
+                }
                 self.bind(pod, node, gpu, annotations).await
             }
             Action::Evict { pod, reason, note } => self.evict(pod, reason, note).await,
@@ -128,12 +156,19 @@ impl Hands {
                 let before = pods.get(pod.uid.as_str()).and_then(|p| waiting_message(p));
                 self.tell_waiting(pod, note, before).await
             }
-            Action::Held { pod, note } => {
-                if self.told.get(&pod.uid) == Some(&note) {
-                    return Answer::Nothing;
-                }
-                self.event(&pod, EventType::Normal, "NotMoved", "Reschedule", &note).await;
-                Answer::Told(pod.uid, note)
+            Action::Held { pod, hold, note } => {
+                let before = pods.get(pod.uid.as_str()).and_then(|p| held_message(p));
+                self.tell_held(pod, hold, note, before).await
+            }
+        }
+    }
+
+    async fn not_allocated(&self, pod: PodName, object: &Pod, problem: Problem) -> Answer {
+        match problem {
+            Problem::Waits(note) => self.tell_waiting(pod, note, waiting_message(object)).await,
+            Problem::Failed(error) => {
+                tracing::warn!(pod = pod.path(), %error, "the claim was not allocated");
+                Answer::Failed
             }
         }
     }
@@ -211,27 +246,55 @@ impl Hands {
         }
     }
 
+    /// Says that a pod stays where it is, and what its owner can do about it.
+    async fn tell_held(
+        &self,
+        pod: PodName,
+        hold: Hold,
+        note: String,
+        before: Option<String>,
+    ) -> Answer {
+        if self.told.get(&pod.uid).or(before.as_ref()) == Some(&note) {
+            return Answer::Nothing;
+        }
+        let condition = json!({
+            "type": names::MOVABLE_CONDITION, "status": "False", "reason": hold.word(), "message": note,
+        });
+        self.tell(pod, condition, EventType::Normal, ["NotMoved", "Reschedule"], note).await
+    }
+
     async fn tell_waiting(&self, pod: PodName, note: String, before: Option<String>) -> Answer {
         if self.told.get(&pod.uid).or(before.as_ref()) == Some(&note) {
             return Answer::Nothing;
         }
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-        let patch = json!({
-            "metadata": {"uid": pod.uid},
-            "status": {"conditions": [{
-                "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": note,
-            }]},
+        let condition = json!({
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": note,
         });
+        let words = ["FailedScheduling", "Scheduling"];
+        self.tell(pod, condition, EventType::Warning, words, note).await
+    }
+
+    /// A condition and, once it is written, an event with a reason and an action.
+    async fn tell(
+        &self,
+        pod: PodName,
+        condition: serde_json::Value,
+        type_: EventType,
+        [reason, action]: [&str; 2],
+        note: String,
+    ) -> Answer {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+        let patch = json!({"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}});
         let patched =
             api.patch_status(&pod.name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
         match patched {
             Ok(_) => {
-                self.event(&pod, EventType::Warning, "FailedScheduling", "Scheduling", &note).await;
+                self.event(&pod, type_, reason, action, &note).await;
                 Answer::Told(pod.uid, note)
             }
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Answer::Nothing,
             Err(error) => {
-                tracing::warn!(pod = pod.path(), %error, "the pod could not be told why it waits");
+                tracing::warn!(pod = pod.path(), %error, "the pod could not be told");
                 Answer::Failed
             }
         }
@@ -243,7 +306,15 @@ impl Hands {
 }
 
 fn waiting_message(pod: &Pod) -> Option<String> {
+    message(pod, "PodScheduled")
+}
+
+fn held_message(pod: &Pod) -> Option<String> {
+    message(pod, names::MOVABLE_CONDITION)
+}
+
+fn message(pod: &Pod, condition: &str) -> Option<String> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    let own = conditions.iter().find(|c| c.type_ == "PodScheduled" && c.status == "False")?;
+    let own = conditions.iter().find(|c| c.type_ == condition && c.status == "False")?;
     own.message.clone()
 }

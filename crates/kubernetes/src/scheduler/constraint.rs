@@ -178,7 +178,15 @@ fn container_requests(container: &Container) -> Amounts {
 pub(crate) fn unsupported(pod: &Pod) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     let asked = requests(pod).get(names::OFFLINE_RESOURCE).copied().unwrap_or(0);
-    if asked != 1000 {
+    let claims = spec.resource_claims.as_ref().map_or(0, Vec::len);
+    if !matches!((asked, claims), (1000, 0) | (0, 1)) {
+        if claims > 0 {
+            return Some(format!(
+                "it has {claims} resource claims and requests {} {}; an offline job has exactly one of either",
+                asked / 1000,
+                names::OFFLINE_RESOURCE
+            ));
+        }
         let asked = asked / 1000;
         return Some(format!(
             "it requests {asked} {}; an offline job has exactly 1, other pods belong to another scheduler",
@@ -211,9 +219,6 @@ fn unsupported_field(spec: &PodSpec) -> Option<&'static str> {
         .any(|c| c.when_unsatisfiable == "DoNotSchedule")
     {
         return Some("topologySpreadConstraints with DoNotSchedule");
-    }
-    if spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
-        return Some("resourceClaims");
     }
     if spec
         .volumes
@@ -337,6 +342,8 @@ mod tests {
     fn what_is_not_supported_is_named() {
         let ask = |n: &str| container(json!({"muxflow.dev/offline": n}));
         assert_eq!(unsupported(&pod(json!({"containers": [ask("1")]}))), None);
+        let claims = json!({"containers": [{"name": "c"}], "resourceClaims": [{"name": "x"}]});
+        assert_eq!(unsupported(&pod(claims)), None);
         assert!(
             unsupported(&pod(json!({"containers": [ask("2")]}))).unwrap().contains("requests 2")
         );
@@ -353,7 +360,7 @@ mod tests {
                 "topologySpread",
                 json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "x", "whenUnsatisfiable": "DoNotSchedule"}]}),
             ),
-            ("resourceClaims", json!({"resourceClaims": [{"name": "x"}]})),
+            ("resource claims", json!({"resourceClaims": [{"name": "x"}]})),
             (
                 "persistentVolumeClaim",
                 json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muxflow_types::{Assignment, Change, ClusterPlan, Eviction, EvictionReason, GpuId, WaitReason};
 
-use super::pods::PodName;
+use super::pods::{Hold, PodName};
 use super::snapshot::{Assembled, Planned};
 use crate::names;
 use crate::quantity;
@@ -22,8 +22,8 @@ pub(crate) enum Action {
     Evict { pod: PodName, reason: &'static str, note: String },
     /// Say why a pod waits.
     Wait { pod: PodName, note: String },
-    /// Say why a running pod was not moved although that would have paid.
-    Held { pod: PodName, note: String },
+    /// Say why a running pod is not moved, and what its owner can do about it.
+    Held { pod: PodName, hold: Hold, note: String },
 }
 
 /// All requests of a cycle, in the order in which they are to be sent: evictions free what is in
@@ -46,7 +46,7 @@ pub(crate) fn decide(mut world: Assembled, plan: &ClusterPlan) -> Vec<Action> {
     for assignment in &plan.assignments {
         let Some(planned) = world.pods.get(&assignment.job).cloned() else { continue };
         match &assignment.change {
-            Change::Stay => {}
+            Change::Stay => told.extend(held_back(&planned)),
             Change::Restart | Change::Move { .. } => actions.push(relocate(&planned, assignment)),
             Change::Start if occupied.contains(&assignment.gpu) => {
                 let note = format!(
@@ -56,11 +56,16 @@ pub(crate) fn decide(mut world: Assembled, plan: &ClusterPlan) -> Vec<Action> {
                 told.push(Action::Wait { pod: planned.pod, note });
             }
             Change::Start => match bind(&mut world, &planned, assignment) {
-                Ok(action) => actions.push(action),
+                Ok(action) => {
+                    actions.push(action);
+                    told.extend(held_back(&planned));
+                }
                 Err(note) => told.push(Action::Wait { pod: planned.pod, note }),
             },
         }
     }
+    // Asked once for each requirement: thousands of pods may wait for the same reason.
+    let mut reasons: BTreeMap<usize, Option<String>> = BTreeMap::new();
     for waiting in &plan.waiting {
         let Some(planned) = world.pods.get(&waiting.job) else { continue };
         if planned.running {
@@ -70,9 +75,11 @@ pub(crate) fn decide(mut world: Assembled, plan: &ClusterPlan) -> Vec<Action> {
             WaitReason::NoGpus if world.taken > 0 => {
                 format!("all {} GPUs that are reported carry a job", world.taken)
             }
-            WaitReason::NoGpuOfType => {
-                world.node_reason(planned.requirement).unwrap_or_else(|| waiting.reason.to_string())
-            }
+            WaitReason::NoGpuOfType => reasons
+                .entry(planned.requirement)
+                .or_insert_with(|| world.node_reason(planned.requirement))
+                .clone()
+                .unwrap_or_else(|| waiting.reason.to_string()),
             _ => waiting.reason.to_string(),
         };
         told.push(Action::Wait { pod: planned.pod.clone(), note });
@@ -82,6 +89,13 @@ pub(crate) fn decide(mut world: Assembled, plan: &ClusterPlan) -> Vec<Action> {
     }
     actions.append(&mut told);
     actions
+}
+
+/// A Job that would pay for a move is told so as soon as it runs: its owner can do something about it.
+fn held_back(planned: &Planned) -> Option<Action> {
+    let hold = planned.hold.filter(|hold| *hold == Hold::CountsAsFailure)?;
+    let note = format!("it will not be moved to a faster GPU: {}", hold.words());
+    Some(Action::Held { pod: planned.pod.clone(), hold, note })
 }
 
 fn evict(planned: &Planned, eviction: &Eviction) -> Action {
@@ -99,7 +113,7 @@ fn evict(planned: &Planned, eviction: &Eviction) -> Action {
             if let Some(hold) = planned.hold {
                 let note =
                     format!("a job that counts more would take its place, but {}", hold.words());
-                return Action::Held { pod, note };
+                return Action::Held { pod, hold, note };
             }
             ("Displaced", format!("a job that counts more takes GPU {gpu}"))
         }
@@ -115,7 +129,7 @@ fn relocate(planned: &Planned, assignment: &Assignment) -> Action {
     let pod = planned.pod.clone();
     if let Some(hold) = planned.hold {
         let note = format!("GPU {} would be faster, but {}", assignment.gpu, hold.words());
-        return Action::Held { pod, note };
+        return Action::Held { pod, hold, note };
     }
     let (reason, note) = match &assignment.change {
         Change::Move { from } => (

@@ -15,6 +15,15 @@ use kube::{Client, Error as KubeError};
 
 use crate::Error;
 
+/// Leave to act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Valid {
+    /// Until when, by this machine's clock.
+    pub(crate) until: Instant,
+    /// Changes whenever the lease has changed hands: somebody else may have acted in between.
+    pub(crate) term: i32,
+}
+
 /// One replica's claim.
 #[derive(Debug)]
 pub(crate) struct Claim {
@@ -23,6 +32,7 @@ pub(crate) struct Claim {
     identity: String,
     length: Duration,
     renewed: Option<Instant>,
+    term: i32,
     seen: Option<(Seen, Instant)>,
 }
 
@@ -44,6 +54,7 @@ impl Claim {
             identity: identity.to_owned(),
             length,
             renewed: None,
+            term: 0,
             seen: None,
         }
     }
@@ -54,9 +65,9 @@ impl Claim {
     }
 
     /// Until when this replica may act; `None` when it may not.
-    pub(crate) fn valid_until(&self) -> Option<Instant> {
+    pub(crate) fn valid(&self) -> Option<Valid> {
         let until = self.renewed? + self.length * 2 / 3;
-        (until > Instant::now()).then_some(until)
+        (until > Instant::now()).then_some(Valid { until, term: self.term })
     }
 
     /// Takes the lease if it is free, renews it if it is ours. True while it is ours.
@@ -76,7 +87,8 @@ impl Claim {
             }
         };
         match written {
-            Ok(_) => {
+            Ok(lease) => {
+                self.term = lease.spec.and_then(|s| s.lease_transitions).unwrap_or(0);
                 self.renewed = Some(before);
                 Ok(true)
             }

@@ -7,6 +7,7 @@
 //! not shown yet.
 
 mod apply;
+mod claim;
 mod constraint;
 pub mod counters;
 mod decide;
@@ -22,13 +23,14 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
-use muxflow_policy::cluster::{Parameters, Planner, lint};
+use muxflow_policy::cluster::{Memory, Parameters, Planner, lint};
+use muxflow_predictor::Registry;
 use muxflow_types::{ClusterPlan, Micros};
 use tokio::sync::watch;
 
-use self::apply::{Hands, Outcome};
+use self::apply::{Hands, Outcome, Permit};
 use self::counters::Counters;
-use self::lease::Claim;
+use self::lease::{Claim, Valid};
 use self::models::Models;
 use self::snapshot::{Assembled, Assumed, View, assemble};
 use self::watches::Watches;
@@ -96,6 +98,12 @@ const TICK: Duration = Duration::from_secs(5);
 const SOON: Duration = Duration::from_millis(50);
 /// When to try again what was refused.
 const RETRY: Duration = Duration::from_secs(1);
+/// A cycle sends requests for so long at most; then the world is looked at again, GPUs in danger
+/// first.
+const SENDING: Duration = Duration::from_secs(10);
+/// After a cycle that changed nothing, so many times as long as it took goes by before the next one:
+/// in a large cluster something is reported all the time.
+const REST: u32 = 3;
 
 /// Runs until `stop` is done; then gives the lease back.
 pub async fn run(
@@ -112,14 +120,18 @@ pub async fn run(
     let tending = tokio::spawn(tend(claim, tell, ended));
     let leading = async {
         loop {
-            while valid.borrow_and_update().is_none() {
+            // Taken before anything is read: what is read in one term must not be acted upon in another.
+            let term = loop {
+                if let Some(held) = *valid.borrow_and_update() {
+                    break held.term;
+                }
                 if valid.changed().await.is_err() {
                     return Ok(());
                 }
-            }
+            };
             tracing::info!(identity = settings.identity, "this replica leads");
             settings.counters.lead(true);
-            Leader::new(&client, &settings, &planner).await?.lead(&mut valid).await?;
+            Leader::new(&client, &settings, &planner).await?.lead(&mut valid, term).await?;
             settings.counters.lead(false);
             tracing::warn!(identity = settings.identity, "this replica no longer leads");
         }
@@ -139,7 +151,7 @@ pub async fn run(
 /// Keeps the lease, or tries to get it, and tells until when it is ours.
 async fn tend(
     mut claim: Claim,
-    tell: watch::Sender<Option<Instant>>,
+    tell: watch::Sender<Option<Valid>>,
     mut ended: watch::Receiver<bool>,
 ) {
     loop {
@@ -152,8 +164,8 @@ async fn tend(
             ),
             Err(_) => tracing::warn!("the lease could not be tended in time"),
         }
-        let until = claim.valid_until();
-        tell.send_if_modified(|now| std::mem::replace(now, until) != until);
+        let valid = claim.valid();
+        tell.send_if_modified(|now| std::mem::replace(now, valid) != valid);
         tokio::select! {
             () = tokio::time::sleep(period) => {}
             _ = ended.changed() => break,
@@ -169,6 +181,8 @@ struct Leader<'a> {
     watches: Watches,
     hands: Hands,
     models: Models,
+    /// What the last plan left, and whose speeds are in it.
+    memory: (Memory, Arc<Registry>),
     assumed: BTreeMap<String, Assumed>,
 }
 
@@ -184,12 +198,17 @@ impl<'a> Leader<'a> {
             watches: Watches::open(client, PATIENCE).await?,
             hands: Hands::new(client.clone(), &settings.identity),
             models: Models::default(),
+            memory: (Memory::default(), Arc::default()),
             assumed: BTreeMap::new(),
         })
     }
 
     /// Runs cycles until the lease is lost.
-    async fn lead(mut self, valid: &mut watch::Receiver<Option<Instant>>) -> Result<(), Error> {
+    async fn lead(
+        mut self,
+        valid: &mut watch::Receiver<Option<Valid>>,
+        term: i32,
+    ) -> Result<(), Error> {
         let interval = Duration::from_micros(self.settings.parameters.interval.0);
         let mut reschedule_at = Instant::now() + interval;
         let changed = self.watches.changed.clone();
@@ -201,23 +220,35 @@ impl<'a> Leader<'a> {
                 () = tokio::time::sleep(wait) => {}
             }
             tokio::time::sleep(settle).await;
-            let Some(until) = current(valid) else { return Ok(()) };
+            let still = current(valid).is_some_and(|valid| valid.term == term);
+            if !still {
+                return Ok(());
+            }
             let reschedule = Instant::now() >= reschedule_at;
             if reschedule {
                 reschedule_at = Instant::now() + interval;
             }
-            let outcome = self.cycle(reschedule, until).await?;
+            let began = Instant::now();
+            let outcome = self.cycle(reschedule, valid, term).await?;
             // What was postponed for the lease's sake goes on at once.
             (wait, settle) = match (outcome.postponed, outcome.failed) {
                 (1.., _) => (Duration::ZERO, SOON),
                 (0, 1..) => (RETRY, self.settings.settle),
+                (0, 0) if outcome.bound.is_empty() && outcome.evicted == 0 => {
+                    (TICK, self.settings.settle.max((began.elapsed() * REST).min(TICK)))
+                }
                 (0, 0) => (TICK, self.settings.settle),
             };
             wait = wait.min(reschedule_at.saturating_duration_since(Instant::now()));
         }
     }
 
-    async fn cycle(&mut self, reschedule: bool, until: Instant) -> Result<Outcome, Error> {
+    async fn cycle(
+        &mut self,
+        reschedule: bool,
+        valid: &watch::Receiver<Option<Valid>>,
+        term: i32,
+    ) -> Result<Outcome, Error> {
         let started = Instant::now();
         let pods = self.watches.pods.state();
         self.forget_what_is_shown(&pods);
@@ -229,7 +260,8 @@ impl<'a> Leader<'a> {
         let Some((world, plan)) = self.plan(world).await? else { return Ok(Outcome::default()) };
         let planned = started.elapsed();
         let actions = decide::decide(world, &plan);
-        let outcome = self.hands.apply(actions, &pods, until, self.settings.lease / 3).await;
+        let permit = Permit { valid: valid.clone(), term, until: Instant::now() + SENDING };
+        let outcome = self.hands.apply(actions, &pods, &permit, self.settings.lease / 3).await;
         for (pod, assumed) in &outcome.bound {
             self.assumed.insert(pod.uid.clone(), assumed.clone());
         }
@@ -272,13 +304,21 @@ impl<'a> Leader<'a> {
     async fn plan(&mut self, world: Assembled) -> Result<Option<(Assembled, ClusterPlan)>, Error> {
         let planner = self.planner.clone();
         let speeds = self.models.registry(&self.watches.models.state());
+        let (mut memory, of) = std::mem::take(&mut self.memory);
+        if !Arc::ptr_eq(&of, &speeds) {
+            memory = Memory::default();
+        }
         let planning = tokio::task::spawn_blocking(move || {
-            let plan = planner.plan(&world.snapshot, &*speeds)?;
+            let plan = planner.plan_next(&mut memory, &world.snapshot, &*speeds)?;
             let findings = lint(&world.snapshot, &plan, planner.parameters());
-            Ok::<_, Error>((world, plan, findings))
+            Ok::<_, Error>((world, plan, findings, (memory, speeds)))
         });
         let (world, plan, findings) = match planning.await {
-            Ok(planned) => planned?,
+            Ok(planned) => {
+                let (world, plan, findings, memory) = planned?;
+                self.memory = memory;
+                (world, plan, findings)
+            }
             Err(error) => {
                 tracing::error!(%error, "the planner broke down; nothing is changed");
                 return Ok(None);
@@ -304,7 +344,7 @@ impl<'a> Leader<'a> {
     }
 }
 
-/// Until when this replica may act, by the lease as it is now.
-fn current(valid: &mut watch::Receiver<Option<Instant>>) -> Option<Instant> {
-    (*valid.borrow_and_update()).filter(|until| *until > Instant::now())
+/// Whether this replica may act, by the lease as it is now.
+fn current(valid: &mut watch::Receiver<Option<Valid>>) -> Option<Valid> {
+    (*valid.borrow_and_update()).filter(|valid| valid.until > Instant::now())
 }

@@ -41,17 +41,30 @@ pub(crate) enum Hold {
     NoController,
     /// Its Job counts an eviction as a failure.
     CountsAsFailure,
+    /// Its Job has not been seen, so nobody knows what an eviction would do to it.
+    JobUnknown,
     /// Its owner says that it cannot go on from a checkpoint.
     NotMovable,
 }
 
 impl Hold {
+    /// The reason of a condition.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Hold::NoController => "NoController",
+            Hold::CountsAsFailure => "EvictionCountsAsFailure",
+            Hold::JobUnknown => "JobUnknown",
+            Hold::NotMovable => "NotMovable",
+        }
+    }
+
     pub(crate) fn words(self) -> &'static str {
         match self {
             Hold::NoController => "it has no controller that would create it again",
             Hold::CountsAsFailure => {
-                "its Job counts an eviction against backoffLimit; give it a podFailurePolicy that ignores DisruptionTarget"
+                "its Job counts an eviction against backoffLimit; create the Job with a podFailurePolicy that ignores DisruptionTarget"
             }
+            Hold::JobUnknown => "its Job is not known",
             Hold::NotMovable => "its annotation muxflow.dev/movable is false",
         }
     }
@@ -174,8 +187,10 @@ pub(crate) fn hold(pod: &Pod, jobs: &BTreeMap<String, Arc<Job>>) -> Option<Hold>
     if owner.kind != "Job" {
         return None;
     }
-    let spec = jobs.get(&owner.uid).and_then(|j| j.spec.as_ref());
-    if spec.is_some_and(forgives_eviction) { None } else { Some(Hold::CountsAsFailure) }
+    let Some(spec) = jobs.get(&owner.uid).and_then(|j| j.spec.as_ref()) else {
+        return Some(Hold::JobUnknown);
+    };
+    if forgives_eviction(spec) { None } else { Some(Hold::CountsAsFailure) }
 }
 
 /// Whether the Job's podFailurePolicy ignores a pod that was disrupted. The first rule that matches
@@ -223,7 +238,8 @@ mod tests {
         let none = BTreeMap::new();
         assert_eq!(hold(&pod(json!({"name": "bare"})), &none), Some(Hold::NoController));
         assert_eq!(hold(&owned("ReplicaSet"), &none), None);
-        assert_eq!(hold(&owned("Job"), &none), Some(Hold::CountsAsFailure));
+        assert_eq!(hold(&owned("Job"), &none), Some(Hold::JobUnknown));
+        assert_eq!(hold(&owned("Job"), &job(json!({"rules": []}))), Some(Hold::CountsAsFailure));
         let ignore = json!({"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]});
         let exit = json!({"action": "FailJob", "onExitCodes": {"operator": "In", "values": [143]}});
         assert_eq!(hold(&owned("Job"), &job(json!({"rules": [ignore]}))), None);

@@ -87,7 +87,6 @@ struct Resident<'a> {
 pub(crate) fn assemble(view: &View<'_>) -> Assembled {
     let jobs: BTreeMap<String, Arc<Job>> =
         view.jobs.iter().filter_map(|j| Some((j.metadata.uid.clone()?, j.clone()))).collect();
-    let nodes = node_views(view);
     let (residents, doubled) = residents(view);
     let mut out = Assembled {
         snapshot: ClusterSnapshot {
@@ -98,12 +97,16 @@ pub(crate) fn assemble(view: &View<'_>) -> Assembled {
         },
         pods: BTreeMap::new(),
         requirements: Vec::new(),
-        nodes,
+        nodes: BTreeMap::new(),
         taken: 0,
         refused: Vec::new(),
         doubled,
     };
     let candidates = candidates(view, &residents, &jobs, &mut out);
+    if candidates.is_empty() {
+        return out; // As it is most of the time; the rest is the larger part of the work.
+    }
+    out.nodes = node_views(view);
     let profiles = Profiles::new(view.profiles);
     let kinds = offer(view, &residents, &profiles, &mut out);
     for candidate in candidates {

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
+use kube::api::ObjectMeta;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource};
@@ -44,12 +45,12 @@ impl Watches {
         let living =
             watcher::Config::default().fields("status.phase!=Succeeded,status.phase!=Failed");
         let watches = Watches {
-            pods: follow(&mut tasks, Api::all(client.clone()), living, &changed),
-            nodes: follow(&mut tasks, Api::all(client.clone()), all.clone(), &changed),
-            gpus: follow(&mut tasks, Api::all(client.clone()), all.clone(), &changed),
-            profiles: follow(&mut tasks, Api::all(client.clone()), all.clone(), &changed),
-            models: follow(&mut tasks, Api::all(client.clone()), all.clone(), &changed),
-            jobs: follow(&mut tasks, Api::all(client.clone()), all, &changed),
+            pods: follow(&mut tasks, Api::all(client.clone()), living, slim_pod, &changed),
+            nodes: follow(&mut tasks, Api::all(client.clone()), all.clone(), slim_node, &changed),
+            gpus: follow(&mut tasks, Api::all(client.clone()), all.clone(), whole, &changed),
+            profiles: follow(&mut tasks, Api::all(client.clone()), all.clone(), whole, &changed),
+            models: follow(&mut tasks, Api::all(client.clone()), all.clone(), whole, &changed),
+            jobs: follow(&mut tasks, Api::all(client.clone()), all, slim_job, &changed),
             changed,
             _tasks: tasks,
         };
@@ -63,10 +64,67 @@ impl Watches {
     }
 }
 
+/// Keeps an object as it is.
+pub(crate) fn whole<K>(_: &mut K) {}
+
+/// Of all pods of a cluster, only what a scheduler reads: memory is what this costs.
+fn slim_pod(pod: &mut Pod) {
+    forget_applied(pod.meta_mut());
+    if let Some(status) = &mut pod.status {
+        status.container_statuses = None;
+        status.init_container_statuses = None;
+    }
+    if let Some(spec) = &mut pod.spec {
+        slim_spec(spec);
+    }
+}
+
+fn slim_spec(spec: &mut PodSpec) {
+    for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+        container.args = None;
+        container.command = None;
+        container.env = None;
+        container.env_from = None;
+        container.volume_mounts = None;
+        container.lifecycle = None;
+        container.liveness_probe = None;
+        container.readiness_probe = None;
+        container.startup_probe = None;
+    }
+}
+
+/// Of a Job, what it does about evictions.
+fn slim_job(job: &mut Job) {
+    forget_applied(job.meta_mut());
+    if let Some(spec) = &mut job.spec {
+        spec.template.spec = None;
+    }
+    job.status = None;
+}
+
+/// A node lists every image that it holds.
+fn slim_node(node: &mut Node) {
+    forget_applied(node.meta_mut());
+    if let Some(status) = &mut node.status {
+        status.images = None;
+        status.conditions = None;
+        status.volumes_in_use = None;
+        status.volumes_attached = None;
+    }
+}
+
+/// The whole object once more, as text.
+fn forget_applied(meta: &mut ObjectMeta) {
+    if let Some(annotations) = &mut meta.annotations {
+        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+    }
+}
+
 pub(crate) fn follow<K>(
     tasks: &mut JoinSet<()>,
     api: Api<K>,
     config: watcher::Config,
+    slim: fn(&mut K),
     changed: &Arc<Notify>,
 ) -> Store<K>
 where
@@ -76,7 +134,10 @@ where
     let changed = changed.clone();
     let stream = watcher(api, config)
         .default_backoff()
-        .modify(|object| object.meta_mut().managed_fields = None)
+        .modify(move |object| {
+            object.meta_mut().managed_fields = None;
+            slim(object);
+        })
         .reflect(writer);
     tasks.spawn(stream.for_each(move |event| {
         match event {

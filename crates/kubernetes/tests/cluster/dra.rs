@@ -9,22 +9,25 @@ use muxflow_kubernetes::device::grpc;
 use muxflow_kubernetes::device::wire::Empty;
 use muxflow_kubernetes::dra::driver::Sockets;
 use muxflow_kubernetes::dra::wire::*;
+use muxflow_kubernetes::names;
 use muxflow_kubernetes::resource::State;
 use muxflow_test_cluster::Part;
 use serde_json::{Value, json};
 use tonic::transport::Channel;
 
-use crate::node::{GPU, Side, overlimit, side_with};
-use crate::world::{NAMESPACE, wait};
+use crate::node::{FakeExecutor, GPU, Side, overlimit, side_with};
+use crate::world::{self, NAMESPACE, Scheduler, wait};
 use crate::{Stage, chart, install};
 
+/// The scheduler that Kubernetes ships.
+const KUBE: &str = "default-scheduler";
 const OFFLINE: &str = "offline-gpu-real";
 
 /// The kubelet's side of a driver: found by its socket, believed by its answer.
-struct Kubelet(Channel);
+pub(crate) struct Kubelet(Channel);
 
 impl Kubelet {
-    async fn meet(sockets: &Sockets) -> Self {
+    pub(crate) async fn meet(sockets: &Sockets) -> Self {
         let at = sockets.introduction();
         let door = wait("the driver's socket", || async { grpc::connect(&at).await.ok() }).await;
         let info: Info = grpc::ask(&door, INFO, Empty {}).await.unwrap();
@@ -36,7 +39,7 @@ impl Kubelet {
         Kubelet(channel)
     }
 
-    async fn prepare(&self, claim: &Claim) -> Result<PreparedDevice, String> {
+    pub(crate) async fn prepare(&self, claim: &Claim) -> Result<PreparedDevice, String> {
         let ask = Claims { claims: vec![claim.clone()] };
         let answers: PrepareAnswers = grpc::ask(&self.0, PREPARE, ask).await.unwrap();
         let answer = &answers.claims[&claim.uid];
@@ -66,7 +69,7 @@ fn api(stage: &Stage, kind: &str, plural: &str, namespaced: bool) -> Api<Dynamic
 }
 
 /// What the chart adds for claims, and the template of the example.
-async fn install_dra(stage: &Stage) {
+pub(crate) async fn install_dra(stage: &Stage) {
     let text = chart::render(stage, Some("agent: {dra: true}")).unwrap();
     let example = std::fs::read_to_string(chart::deploy("kubernetes/examples/claim.yaml")).unwrap();
     let all = [text, example].map(|t| serde_saphyr::from_multiple::<DynamicObject>(&t).unwrap());
@@ -76,21 +79,40 @@ async fn install_dra(stage: &Stage) {
         let template = kind == "ResourceClaimTemplate";
         if template {
             document.metadata.namespace = Some(NAMESPACE.to_owned());
-        } else if kind != "DeviceClass" && name != "muxflow-agent-dra" {
+        } else if kind != "DeviceClass" && !name.ends_with("-dra") {
             continue;
         }
         let apply = PatchParams::apply("install").force();
         let api = install::api(&stage.client, &document);
         api.patch(&name, &apply, &Patch::Apply(&document)).await.unwrap();
     }
+    for (account, verb, resource) in [
+        ("muxflow-agent", "create", "resourceslices"),
+        ("muxflow-scheduler", "patch", "resourceclaims/binding"),
+    ] {
+        let words = [verb, "resource.k8s.io", resource];
+        wait("the rights known", || async {
+            install::may(stage, [install::NAMESPACE, account], words, "", None).await.then_some(())
+        })
+        .await;
+    }
 }
 
-async fn pod_with_claim(stage: &Stage, name: &str) -> String {
-    let spec = json!({"schedulerName": "default-scheduler",
+async fn pod_with_claim(stage: &Stage, name: &str, scheduler: &str) -> String {
+    let spec = json!({"schedulerName": scheduler,
         "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "beside-a-service"}],
         "containers": [{"name": "c", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}]});
     let pod = stage.world.pod(name, json!({}), spec).await;
     pod.metadata.uid.unwrap()
+}
+
+/// A claim on one place.
+pub(crate) async fn claim(stage: &Stage, name: &str) {
+    let object = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+        "metadata": {"name": name}, "spec": {"devices": {"requests":
+            [{"name": "gpu", "exactly": {"deviceClassName": "offline.muxflow.dev"}}]}}});
+    let claims = api(stage, "ResourceClaim", "resourceclaims", true);
+    claims.create(&Default::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
 }
 
 /// The claim that was made for a pod, once kube-scheduler has allocated it and bound the pod.
@@ -108,10 +130,12 @@ async fn allocated(stage: &Stage, pod: &str) -> (Claim, Value) {
     .await
 }
 
-/// The devices in the node's slice.
-async fn offered(stage: &Stage) -> Vec<String> {
+/// The devices in a node's slice.
+pub(crate) async fn offered(stage: &Stage, node: &str) -> Vec<String> {
     let slices = api(stage, "ResourceSlice", "resourceslices", false);
-    let Some(slice) = slices.get_opt("n1-muxflow.dev").await.unwrap() else { return Vec::new() };
+    let Some(slice) = slices.get_opt(&format!("{node}-muxflow.dev")).await.unwrap() else {
+        return Vec::new();
+    };
     let devices = slice.data["spec"]["devices"].as_array().cloned().unwrap_or_default();
     devices.iter().map(|d| d["name"].as_str().unwrap().to_owned()).collect()
 }
@@ -129,10 +153,12 @@ pub(crate) async fn claims(stage: &mut Stage) {
     let client = install::limited(stage, "muxflow-agent").await;
     let first = side_with(stage, client.clone(), Some(sockets.clone())).await;
     let kubelet = Kubelet::meet(&sockets).await;
-    wait("both devices offered", || async { (offered(stage).await.len() == 2).then_some(()) })
-        .await;
+    wait("both devices offered", || async {
+        (offered(stage, "n1").await.len() == 2).then_some(())
+    })
+    .await;
 
-    let uid = pod_with_claim(stage, "claimer").await;
+    let uid = pod_with_claim(stage, "claimer", KUBE).await;
     let (claim, given) = allocated(stage, "claimer").await;
     assert_eq!(
         (given["driver"].as_str(), given["device"].as_str()),
@@ -175,7 +201,7 @@ pub(crate) async fn claims(stage: &mut Stage) {
 
     executor.set(State::Overlimit);
     wait("no place offered", || async {
-        (offered(stage).await == ["online-gpu-real"]).then_some(())
+        (offered(stage, "n1").await == ["online-gpu-real"]).then_some(())
     })
     .await;
     wishes.send(overlimit(&uid)).unwrap();
@@ -186,12 +212,62 @@ pub(crate) async fn claims(stage: &mut Stage) {
     wait("the guest gone", || async { executor.was_told("detach", &uid).then_some(()) }).await;
     assert!(executor.was_told("drain", &uid));
 
-    pod_with_claim(stage, "next").await;
+    pod_with_claim(stage, "next", KUBE).await;
     world.wait_for_message("next", "cannot allocate").await;
     executor.set(State::Healthy);
     let (_, given) = allocated(stage, "next").await;
     assert_eq!(given["device"], OFFLINE);
     world.pods.delete("next", &DeleteParams::default()).await.unwrap();
-    node.stop().await;
     stage.cluster.kill_part(Part::Scheduler);
+    planned(stage, &kubelet, &executor).await;
+    node.stop().await;
+}
+
+/// Our own scheduler allocates the claim: the plan says which GPU, and with which share and quota. A claim
+/// that it does not understand is named.
+async fn planned(stage: &Stage, kubelet: &Kubelet, executor: &FakeExecutor) {
+    let world = &stage.world;
+    wait("the place free again", || async {
+        let free = world.pods.list(&Default::default()).await.unwrap().items.is_empty();
+        free.then_some(())
+    })
+    .await;
+    let scheduler = Scheduler::start(stage.limited().await, world::settings("a"));
+    let odd = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+        "metadata": {"name": "two"}, "spec": {"devices": {"requests":
+            [{"name": "gpu", "exactly": {"deviceClassName": "offline.muxflow.dev", "count": 2}}]}}});
+    let claims = api(stage, "ResourceClaim", "resourceclaims", true);
+    let made = claims.create(&Default::default(), &serde_json::from_value(odd).unwrap()).await;
+    made.unwrap();
+    let spec = json!({"resourceClaims": [{"name": "gpu", "resourceClaimName": "two"}],
+        "containers": [{"name": "c", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}]});
+    world.pod("odd", json!({}), spec).await;
+    let told = world.wait_for_message("odd", "its claim two").await;
+    assert!(told.contains("exactly one device of the class offline.muxflow.dev"), "{told}");
+    world.pods.delete("odd", &DeleteParams::default().grace_period(0)).await.unwrap();
+    claims.delete("two", &DeleteParams::default()).await.unwrap();
+
+    let uid = pod_with_claim(stage, "planned", "muxflow").await;
+    let (claim, given) = allocated(stage, "planned").await;
+    assert_eq!(
+        given,
+        json!({"request": "gpu", "driver": "muxflow.dev", "pool": "n1", "device": OFFLINE})
+    );
+    let object = claims.get(&claim.name).await.unwrap();
+    assert_eq!(object.data["status"]["reservedFor"][0]["uid"], uid.as_str());
+    let annotations = world.pods.get("planned").await.unwrap().metadata.annotations.unwrap();
+    assert_eq!(
+        (annotations[names::GPU].as_str(), annotations[names::SHARE].as_str()),
+        (GPU, "20/40")
+    );
+    assert_eq!(kubelet.prepare(&claim).await.unwrap().device, OFFLINE);
+    let guest = executor.guest(&uid).unwrap();
+    assert_eq!(guest.quota.0.to_string(), annotations[names::QUOTA]);
+    world.pods.delete("planned", &DeleteParams::default()).await.unwrap();
+    kubelet.unprepare(&claim).await;
+    wait("the claim given back with its pod", || async {
+        claims.get_opt(&claim.name).await.unwrap().is_none().then_some(())
+    })
+    .await;
+    scheduler.stop().await;
 }

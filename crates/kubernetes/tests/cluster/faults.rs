@@ -15,8 +15,9 @@ use muxflow_test_cluster::Part;
 use serde_json::{Value, json};
 
 use crate::Stage;
+use crate::install;
 use crate::proxy::Proxy;
-use crate::world::{NAMESPACE, Scheduler, World, settings, wait};
+use crate::world::{Scheduler, World, settings, wait};
 
 /// A scheduler in a process of its own.
 struct Process(Child);
@@ -55,7 +56,7 @@ async fn field(world: &World, nodes: u32, gpus_each: u32) {
 }
 
 fn leases(stage: &Stage) -> Api<Lease> {
-    Api::namespaced(stage.client.clone(), NAMESPACE)
+    Api::namespaced(stage.client.clone(), install::NAMESPACE)
 }
 
 async fn holder(leases: &Api<Lease>) -> Option<String> {

@@ -1,20 +1,18 @@
-//! What is installed: it is current, the API server takes it, and it grants no more than is used.
+//! What is installed: it is current, and the API server takes it.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
-use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
-use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::core::GroupVersionKind;
 use kube::{Client, Config};
-use muxflow_kubernetes::resource::State;
 use serde_json::{Value, json};
 
 use crate::Stage;
-use crate::world::{Scheduler, settings, wait};
+use crate::world::wait;
 
 pub(crate) const NAMESPACE: &str = "muxflow";
 
@@ -67,8 +65,39 @@ pub(crate) async fn install(stage: &Stage) {
         list.is_ok().then_some(())
     })
     .await;
+    // Who acts before the API server knows of a right is refused.
+    let lease = "muxflow-scheduler".to_owned();
+    let leases = ["get", "coordination.k8s.io", "leases"];
+    for (account, words, namespace, name) in [
+        ("muxflow-scheduler", leases, NAMESPACE, Some(&lease)),
+        ("muxflow-scheduler", ["list", "", "pods"], "", None),
+        ("muxflow-agent", ["list", "", "pods"], "", None),
+    ] {
+        wait("the rights known", || async {
+            may(stage, [NAMESPACE, account], words, namespace, name).await.then_some(())
+        })
+        .await;
+    }
     let accounts: Api<ServiceAccount> = Api::namespaced(stage.client.clone(), "default");
     wait("the default account", || async { accounts.get_opt("default").await.unwrap() }).await;
+}
+
+/// Whether an account, by its namespace and name, may do something, by a verb, a group and a resource.
+pub(crate) async fn may(
+    stage: &Stage,
+    [home, account]: [&str; 2],
+    [verb, group, resource]: [&str; 3],
+    namespace: &str,
+    name: Option<&String>,
+) -> bool {
+    let (resource, sub) = resource.split_once('/').unwrap_or((resource, ""));
+    let review = json!({"spec": {"user": format!("system:serviceaccount:{home}:{account}"),
+        "resourceAttributes": {"verb": verb, "group": group, "resource": resource,
+            "subresource": sub, "namespace": namespace, "name": name}}});
+    let reviews: Api<SubjectAccessReview> = Api::all(stage.client.clone());
+    let review = serde_json::from_value(review).unwrap();
+    let answer = reviews.create(&PostParams::default(), &review).await.unwrap();
+    answer.status.is_some_and(|status| status.allowed)
 }
 
 /// The definitions refuse what the Rust types could not read.
@@ -112,9 +141,14 @@ pub(crate) async fn table(stage: &mut Stage) {
     assert_eq!(cells[6], 10);
 }
 
-/// A client with nothing but the rights of an account.
+/// A client with nothing but the rights of an installed account.
 pub(crate) async fn limited(stage: &Stage, account: &str) -> Client {
-    let accounts: Api<ServiceAccount> = Api::namespaced(stage.client.clone(), NAMESPACE);
+    limited_in(stage, NAMESPACE, account).await
+}
+
+/// The same, of an account in any namespace.
+pub(crate) async fn limited_in(stage: &Stage, namespace: &str, account: &str) -> Client {
+    let accounts: Api<ServiceAccount> = Api::namespaced(stage.client.clone(), namespace);
     let wish = TokenRequest { spec: TokenRequestSpec::default(), ..TokenRequest::default() };
     let token: TokenRequest =
         accounts.create_token_request(account, &PostParams::default(), &wish).await.unwrap();
@@ -124,80 +158,4 @@ pub(crate) async fn limited(stage: &Stage, account: &str) -> Client {
     file.auth_infos[0].auth_info = Some(auth);
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
     muxflow_kubernetes::connect::client(config).unwrap()
-}
-
-/// The scheduler works with exactly the rights that are installed, and uses every one of them.
-pub(crate) async fn rights(stage: &mut Stage) {
-    let world = stage.world.clone();
-    let client = limited(stage, "muxflow-scheduler").await;
-    let forbidden: Api<Namespace> = Api::all(client.clone());
-    assert!(forbidden.list(&Default::default()).await.is_err(), "the account can list namespaces");
-    world.node("n1", json!({}), json!({})).await;
-    world.gpu("GPU-a", "n1", 20).await;
-    let mut limited = settings("limited");
-    limited.namespace = NAMESPACE.to_owned();
-    let scheduler = Scheduler::start(client, limited);
-    world.pod("runs", json!({}), json!({})).await;
-    world.wait_for_places(1).await;
-    world.pod("waits", json!({}), json!({})).await;
-    world.wait_for_message("waits", "all 1 GPUs").await;
-    world.report("GPU-a", State::Overlimit, 0).await;
-    world.wait_for_event("runs", "GpuOverlimit").await;
-    // The same thing said again is counted on the event that is there.
-    let granted = granted(stage, "muxflow-scheduler", true).await;
-    let used = wait("every right used", || async {
-        let used = used(stage, "muxflow-scheduler");
-        let idle: Vec<_> = granted.difference(&used).collect();
-        (idle.is_empty() || idle == [&right("patch", "events.k8s.io", "events")]).then_some(used)
-    })
-    .await;
-    let more: Vec<_> = used.difference(&granted).collect();
-    assert!(more.is_empty(), "used without being granted: {more:?}");
-    scheduler.stop().await;
-}
-
-pub(crate) type Right = (String, String, String);
-
-pub(crate) fn right(verb: &str, group: &str, resource: &str) -> Right {
-    (verb.to_owned(), group.to_owned(), resource.to_owned())
-}
-
-pub(crate) async fn granted(stage: &Stage, account: &str, has_role: bool) -> BTreeSet<Right> {
-    let cluster: Api<ClusterRole> = Api::all(stage.client.clone());
-    let local: Api<Role> = Api::namespaced(stage.client.clone(), NAMESPACE);
-    let mut rules: Vec<PolicyRule> = cluster.get(account).await.unwrap().rules.unwrap();
-    if has_role {
-        rules.extend(local.get(account).await.unwrap().rules.unwrap());
-    }
-    let mut rights = BTreeSet::new();
-    for rule in rules {
-        for group in rule.api_groups.iter().flatten() {
-            for resource in rule.resources.iter().flatten() {
-                for verb in &rule.verbs {
-                    rights.insert(right(verb, group, resource));
-                }
-            }
-        }
-    }
-    rights
-}
-
-/// What the account was allowed to do and did, by the API server's audit log.
-pub(crate) fn used(stage: &Stage, account: &str) -> BTreeSet<Right> {
-    let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
-    let log = std::fs::read_to_string(stage.cluster.audit_log()).unwrap();
-    let entries = log.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
-    entries
-        .filter(|e| e["user"]["username"] == user.as_str())
-        .filter(|e| e["annotations"]["authorization.k8s.io/decision"] == "allow")
-        .filter_map(|e| {
-            let object = &e["objectRef"];
-            let resource = object["resource"].as_str()?;
-            let full = match object["subresource"].as_str() {
-                Some(sub) => format!("{resource}/{sub}"),
-                None => resource.to_owned(),
-            };
-            Some(right(e["verb"].as_str()?, object["apiGroup"].as_str().unwrap_or(""), &full))
-        })
-        .collect()
 }

@@ -15,6 +15,7 @@ mod install;
 mod node;
 mod placing;
 mod proxy;
+mod rights;
 mod world;
 
 use std::panic::AssertUnwindSafe;
@@ -34,6 +35,13 @@ pub(crate) struct Stage {
     pub(crate) cluster: Cluster,
     pub(crate) client: Client,
     pub(crate) world: World,
+}
+
+impl Stage {
+    /// A client for a scheduler: with the rights that the chart gives it and no others.
+    pub(crate) async fn limited(&self) -> Client {
+        install::limited(self, "muxflow-scheduler").await
+    }
 }
 
 /// The scenarios run only when this is `1`: the first build of the control plane takes minutes. With
@@ -65,7 +73,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("rivals_write_at_the_same_time", |s| faults::rivals(s).boxed_local()),
     ("the_api_server_restarts", |s| faults::api_server_restarts(s).boxed_local()),
     ("the_watches_are_dropped", |s| faults::watches_dropped(s).boxed_local()),
-    ("the_rights_are_exactly_those_used", |s| install::rights(s).boxed_local()),
+    ("every_right_is_needed_and_enough", |s| rights::needed(s).boxed_local()),
 ];
 
 #[expect(clippy::print_stdout, reason = "a test program reports on its output")]
@@ -113,8 +121,8 @@ fn main() -> ExitCode {
         }
     };
     println!("control plane up after {:.1} s", started.elapsed().as_secs_f64());
-    if let Some((nodes, pods)) = bench {
-        runtime.block_on(bench::run(cluster, nodes, pods));
+    if let Some(size) = bench {
+        runtime.block_on(bench::run(cluster, size));
         return ExitCode::SUCCESS;
     }
     let failed = runtime.block_on(run_all(cluster, &chosen));
@@ -167,6 +175,8 @@ async fn be_a_scheduler(kubeconfig: PathBuf, identity: &str) {
     let mut settings = world::settings(identity);
     if identity == "bench" {
         settings.lease = Duration::from_secs(15); // As installed: a busy machine is no dead leader.
+        settings.settle = Duration::from_millis(500);
+        settings.parameters.interval = muxflow_types::Micros::from_secs(bench::RESCHEDULE_S);
     }
     muxflow_kubernetes::scheduler::run(client, settings, forever).await.unwrap();
 }

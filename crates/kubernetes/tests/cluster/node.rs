@@ -1,11 +1,10 @@
 //! The node's side against a real API server, with an executor that only remembers what it was told.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use muxflow_agent::gpu::guest::GuestSpec;
@@ -14,27 +13,29 @@ use muxflow_kubernetes::names;
 use muxflow_kubernetes::node::executor::{Executor, LocalGpu, Reading};
 use muxflow_kubernetes::node::ground::{Places, Wish};
 use muxflow_kubernetes::node::{Node, Settings};
-use muxflow_kubernetes::resource::{Gpu, SampleStatus, State};
+use muxflow_kubernetes::resource::{SampleStatus, State};
 use muxflow_types::JobId;
 use serde_json::json;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::Stage;
 use crate::install;
-use crate::world::{NAMESPACE, Scheduler, settings, wait};
+use crate::world::{self, NAMESPACE, Scheduler, wait};
 
 pub(crate) const GPU: &str = "GPU-real";
 
 /// One GPU whose state a test sets.
 pub(crate) struct FakeExecutor {
+    uuid: String,
     state: Mutex<State>,
     guests: Mutex<BTreeMap<String, GuestSpec>>,
     told: Mutex<BTreeSet<String>>,
 }
 
 impl FakeExecutor {
-    fn new() -> Arc<Self> {
+    pub(crate) fn new(uuid: &str) -> Arc<Self> {
         Arc::new(FakeExecutor {
+            uuid: uuid.to_owned(),
             state: Mutex::new(State::Healthy),
             guests: Mutex::default(),
             told: Mutex::default(),
@@ -53,6 +54,11 @@ impl FakeExecutor {
         self.told.lock().unwrap().insert(format!("{word} {job}"));
     }
 
+    /// Whether the gate may open again; asked once.
+    pub(crate) fn has_relented(&self) -> bool {
+        self.told.lock().unwrap().remove("relent")
+    }
+
     pub(crate) fn was_told(&self, word: &str, job: &str) -> bool {
         self.told.lock().unwrap().contains(&format!("{word} {job}"))
     }
@@ -61,7 +67,7 @@ impl FakeExecutor {
 impl Executor for FakeExecutor {
     fn gpus(&self) -> Vec<LocalGpu> {
         vec![LocalGpu {
-            uuid: GPU.into(),
+            uuid: self.uuid.clone(),
             gpu_type: "T4".into(),
             pci: "0000:01:00".into(),
             memory_bytes: 16 << 30,
@@ -118,11 +124,9 @@ async fn side(stage: &Stage, client: Client) -> Side {
     side_with(stage, client, None).await
 }
 
-/// The same, as a driver for claims too.
-pub(crate) async fn side_with(stage: &Stage, client: Client, dra: Option<Sockets>) -> Side {
-    let executor = FakeExecutor::new();
-    let folder = stage.cluster.folder().join("node");
-    let settings = Settings {
+/// An agent with all its files in one folder.
+pub(crate) fn settings(folder: &Path, node: &str, dra: Option<Sockets>) -> Settings {
+    Settings {
         places: Places {
             state: folder.join("state"),
             plugins: folder.join("device-plugins"),
@@ -131,8 +135,14 @@ pub(crate) async fn side_with(stage: &Stage, client: Client, dra: Option<Sockets
             ..Places::default()
         },
         dra,
-        ..Settings::new("n1")
-    };
+        ..Settings::new(node)
+    }
+}
+
+/// The same, as a driver for claims too.
+pub(crate) async fn side_with(stage: &Stage, client: Client, dra: Option<Sockets>) -> Side {
+    let executor = FakeExecutor::new(GPU);
+    let settings = settings(&stage.cluster.folder().join("node"), "n1", dra);
     let (wishes, told) = unbounded_channel();
     let node = Node::start(client, &settings, executor.clone(), told).await.unwrap();
     Side { node, executor, wishes }
@@ -162,7 +172,7 @@ pub(crate) async fn life_of_a_guest(stage: &mut Stage) {
     let owner = world.gpus.get("gpu-real").await.unwrap().metadata.owner_references.unwrap();
     assert_eq!((owner[0].kind.as_str(), owner[0].name.as_str()), ("Node", "n1"));
 
-    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    let scheduler = Scheduler::start(stage.limited().await, world::settings("a"));
     world.pod("job", json!({}), json!({})).await;
     assert_eq!(world.wait_for_places(1).await["job"].1, GPU);
     let uid = world.pods.get("job").await.unwrap().metadata.uid.unwrap();
@@ -184,51 +194,7 @@ pub(crate) async fn life_of_a_guest(stage: &mut Stage) {
     world.wait_for_event("job", "GpuOverlimit").await;
     wait("the guest gone", || async { executor.was_told("detach", &uid).then_some(()) }).await;
     assert!(executor.was_told("drain", &uid));
-    let granted = install::granted(stage, "muxflow-agent", false).await;
-    wait("every right used", || async {
-        let used = install::used(stage, "muxflow-agent");
-        let more: Vec<_> = used.difference(&granted).collect();
-        assert!(more.is_empty(), "used without being granted: {more:?}");
-        let idle: Vec<_> = granted.difference(&used).collect();
-        // Patched when the same thing is said again; and an object that is created by an apply is in
-        // the log as a patch.
-        let unseen = [
-            install::right("patch", "events.k8s.io", "events"),
-            install::right("create", "muxflow.dev", "gpus"),
-        ];
-        idle.iter().all(|right| unseen.contains(right)).then_some(())
-    })
-    .await;
     node.stop().await;
-    creating_is_needed(stage).await;
-}
-
-/// Without the right to create, an agent that applies a new GPU is refused.
-async fn creating_is_needed(stage: &Stage) {
-    let roles: Api<ClusterRole> = Api::all(stage.client.clone());
-    let mut role = roles.get("muxflow-agent").await.unwrap();
-    for rule in role.rules.iter_mut().flatten() {
-        if rule.resources.as_ref().is_some_and(|all| all.contains(&"gpus".to_owned())) {
-            rule.verbs.retain(|verb| verb != "create");
-        }
-    }
-    roles.replace("muxflow-agent", &PostParams::default(), &role).await.unwrap();
-    let gpus: Api<Gpu> = Api::all(install::limited(stage, "muxflow-agent").await);
-    let count = std::sync::atomic::AtomicU32::new(0);
-    wait("a refusal", || async {
-        let name = format!("gpu-{}", count.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
-        let spec = json!({"uuid": name, "node": "n1", "gpuType": "T4", "sms": 1, "memoryBytes": 1});
-        let object = json!({"apiVersion": "muxflow.dev/v1alpha1", "kind": "Gpu",
-            "metadata": {"name": name}, "spec": spec});
-        let apply = PatchParams::apply("test");
-        match gpus.patch(&name, &apply, &Patch::Apply(&object)).await {
-            Err(kube::Error::Api(status)) if status.code == 403 => Some(()),
-            Err(error) => panic!("{error}"),
-            Ok(_) => None, // The rule is still remembered somewhere.
-        }
-    })
-    .await;
-    install::install(stage).await;
 }
 
 /// A disruption budget says no: the pod stays, and when the GPU has recovered it may go on.
@@ -297,8 +263,19 @@ pub(crate) async fn deleting_drains(stage: &mut Stage) {
 }
 
 /// A pod as the scheduler binds it; its uid.
-async fn bound(stage: &Stage, name: &str, mut metadata: serde_json::Value) -> String {
-    metadata["annotations"] = json!({names::GPU: GPU, names::SHARE: "20/40", names::QUOTA: "1024"});
-    let pod = stage.world.pod(name, metadata, json!({"nodeName": "n1"})).await;
+async fn bound(stage: &Stage, name: &str, metadata: serde_json::Value) -> String {
+    bound_to(stage, name, metadata, "n1", GPU).await
+}
+
+/// The same, to any GPU.
+pub(crate) async fn bound_to(
+    stage: &Stage,
+    name: &str,
+    mut metadata: serde_json::Value,
+    node: &str,
+    gpu: &str,
+) -> String {
+    metadata["annotations"] = json!({names::GPU: gpu, names::SHARE: "20/40", names::QUOTA: "1024"});
+    let pod = stage.world.pod(name, metadata, json!({"nodeName": node})).await;
     pod.metadata.uid.unwrap()
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ResourceQuota;
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use muxflow_kubernetes::names;
@@ -23,7 +23,7 @@ pub(crate) async fn best_gpu(stage: &mut Stage) {
     world.gpu("GPU-sick", "n1", 40).await;
     world.report("GPU-sick", State::Unhealthy, 40).await;
     world.pod("only", json!({"annotations": {names::MEMORY: "4GiB"}}), json!({})).await;
-    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    let scheduler = Scheduler::start(stage.limited().await, settings("a"));
     let places = world.wait_for_places(1).await;
     assert_eq!(places["only"], ("n1".to_owned(), "GPU-large".to_owned()));
     let pod = world.pods.get("only").await.unwrap();
@@ -43,7 +43,7 @@ pub(crate) async fn overlimit(stage: &mut Stage) {
         world.gpu(gpu, node, share).await;
     }
     world.job("train", 3).await;
-    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    let scheduler = Scheduler::start(stage.limited().await, settings("a"));
     let places = world.wait_for_places(3).await;
     let gpus: BTreeSet<&String> = places.values().map(|(_, gpu)| gpu).collect();
     assert_eq!(gpus.len(), 3, "{places:?}");
@@ -92,7 +92,7 @@ pub(crate) async fn constraints(stage: &mut Stage) {
     world.node("plain", json!({"zone": "b"}), json!({})).await;
     world.gpu("GPU-t", "tainted", 40).await;
     world.gpu("GPU-p", "plain", 10).await;
-    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    let scheduler = Scheduler::start(stage.limited().await, settings("a"));
     let c = |requests| json!([{"name": "c", "image": "none", "resources": {"limits": {"muxflow.dev/offline": "1"}, "requests": requests}}]);
     world.pod("elsewhere", json!({}), json!({"nodeSelector": {"zone": "c"}})).await;
     world.pod("greedy", json!({}), json!({"containers": c(json!({"cpu": "9"}))})).await;
@@ -139,7 +139,7 @@ pub(crate) async fn moving(stage: &mut Stage) {
     world.pod("bare", json!({}), json!({})).await;
     let owner = owner(&stage.client).await;
     world.pod("owned", owner, json!({})).await;
-    let scheduler = Scheduler::start(stage.client.clone(), restless());
+    let scheduler = Scheduler::start(stage.limited().await, restless());
     let before = world.wait_for_places(2).await;
     for gpu in ["GPU-fast-1", "GPU-fast-2"] {
         world.gpu(gpu, "n1", 40).await;
@@ -157,7 +157,7 @@ pub(crate) async fn moving(stage: &mut Stage) {
 }
 
 /// Of two Jobs on slow GPUs, the one whose podFailurePolicy ignores evictions is moved to a fast one;
-/// the one that would pay for it stays, although another fast GPU is free.
+/// the one that would pay for it stays, although another fast GPU is free, and is told why.
 pub(crate) async fn punished(stage: &mut Stage) {
     let world = &stage.world;
     world.node("n1", json!({}), json!({})).await;
@@ -165,7 +165,7 @@ pub(crate) async fn punished(stage: &mut Stage) {
     world.gpu("GPU-slow-2", "n1", 4).await;
     world.job_with("strict", 1, None).await;
     world.job("forgiving", 1).await;
-    let scheduler = Scheduler::start(stage.client.clone(), restless());
+    let scheduler = Scheduler::start(stage.limited().await, restless());
     let before = world.wait_for_places(2).await;
     let of = |job: &str| before.keys().find(|pod| pod.starts_with(job)).unwrap().clone();
     let (strict, forgiving) = (of("strict-"), of("forgiving-"));
@@ -179,6 +179,20 @@ pub(crate) async fn punished(stage: &mut Stage) {
     // Two more reschedulings.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert_eq!(world.places().await.get(&strict), before.get(&strict));
+    // Its owner is told, and what to do about it.
+    let told = world.wait_for_event(&strict, "NotMoved").await;
+    assert!(told.contains("podFailurePolicy that ignores DisruptionTarget"), "{told}");
+    let condition = |pod: Pod| {
+        let all = pod.status.and_then(|status| status.conditions).unwrap_or_default();
+        all.into_iter().find(|c| c.type_ == names::MOVABLE_CONDITION)
+    };
+    let on_strict = condition(world.pods.get(&strict).await.unwrap()).unwrap();
+    assert_eq!((on_strict.status.as_str(), on_strict.message), ("False", Some(told)));
+    assert_eq!(on_strict.reason.as_deref(), Some("EvictionCountsAsFailure"));
+    for (pod, _) in world.places().await.into_iter().filter(|(pod, _)| *pod != strict) {
+        let told = condition(world.pods.get(&pod).await.unwrap());
+        assert!(told.is_none(), "{pod}: {told:?}");
+    }
     scheduler.stop().await;
 }
 
@@ -194,7 +208,7 @@ pub(crate) async fn quota(stage: &mut Stage) {
     quotas.create(&PostParams::default(), &serde_json::from_value(two).unwrap()).await.unwrap();
     wait("the quota counted", || async { quotas.get("two").await.unwrap().status?.hard }).await;
     world.job("train", 3).await;
-    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    let scheduler = Scheduler::start(stage.limited().await, settings("a"));
     let places = world.wait_for_places(2).await;
     let said = world.wait_for_event("train", "FailedCreate").await;
     assert!(said.contains("exceeded quota"), "{said}");
@@ -217,7 +231,7 @@ pub(crate) async fn budget(stage: &mut Stage) {
     let budget = json!({"metadata": {"name": "b"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "x"}}}});
     budgets.create(&PostParams::default(), &serde_json::from_value(budget).unwrap()).await.unwrap();
     world.pod("guarded", json!({"labels": {"app": "x"}}), json!({})).await;
-    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    let scheduler = Scheduler::start(stage.limited().await, settings("a"));
     world.wait_for_places(1).await;
     wait("the budget counts the pod", || async {
         let status = budgets.get("b").await.unwrap().status?;
@@ -242,7 +256,7 @@ pub(crate) async fn doubled(stage: &mut Stage) {
     world.pod("first", on.clone(), json!({"nodeName": "n1"})).await;
     tokio::time::sleep(Duration::from_millis(1100)).await; // Creation times have whole seconds.
     world.pod("second", on, json!({"nodeName": "n1"})).await;
-    let scheduler = Scheduler::start(stage.client.clone(), settings("a"));
+    let scheduler = Scheduler::start(stage.limited().await, settings("a"));
     assert!(world.wait_for_event("second", "GpuTakenTwice").await.contains("GPU-a"));
     wait("the second gone", || async {
         world.pods.get_opt("second").await.unwrap().is_none().then_some(())

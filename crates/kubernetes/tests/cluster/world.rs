@@ -19,6 +19,8 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::install;
+
 pub(crate) const NAMESPACE: &str = "default";
 
 /// A client of the administrator.
@@ -52,7 +54,7 @@ pub(crate) fn settings(identity: &str) -> Settings {
     Settings {
         lease: Duration::from_secs(3),
         settle: Duration::from_millis(50),
-        ..Settings::new(NAMESPACE, identity)
+        ..Settings::new(install::NAMESPACE, identity)
     }
 }
 
