@@ -1,11 +1,11 @@
 //! `muxflow run`: a job with no manager, from the shell.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use muxflow_e2e::{Outcome, build, client, stub_driver};
+use muxflow_e2e::{Outcome, build, client, default_signals, stub_driver};
 
 /// The program, built by this test: it is not this package's own.
 fn muxflow() -> PathBuf {
@@ -79,4 +79,70 @@ fn it_explains_itself_and_refuses_what_would_run_free() {
     assert!(outcome.stderr.contains("statically linked"), "{}", outcome.stderr);
     let outcome = run(&["--memory", "lots", "--", "true"]);
     assert!(outcome.stderr.contains("--memory"), "{}", outcome.stderr);
+}
+
+/// What `muxflow run` said at the end.
+#[derive(Debug)]
+struct Report {
+    launches: u64,
+    waited_s: f64,
+}
+
+impl Report {
+    fn read(path: &Path) -> Self {
+        let text = std::fs::read_to_string(path).expect("a report");
+        let before = |word: &str| {
+            let words: Vec<&str> = text.split_whitespace().collect();
+            let at = words.windows(2).find(|pair| pair[1].starts_with(word)).map(|pair| pair[0]);
+            at.unwrap_or_else(|| panic!("no `{word}` in {text}")).to_owned()
+        };
+        let waited = text.split("launches waited ").nth(1).and_then(|rest| rest.split(' ').next());
+        Self {
+            launches: before("launches;").parse().expect("a number"),
+            waited_s: waited.and_then(|word| word.parse().ok()).expect("a time"),
+        }
+    }
+}
+
+/// A job of short kernels and long pauses, for four seconds each time: beside a process that fills the
+/// GPU, first with a limit and then without, and with the limit once more when it is alone.
+const BESIDE: &str = r#"
+    "$WORKER" 50000 40 "$DIR/other.pause" - >"$DIR/other" & other=$!
+    while ! grep -q ready "$DIR/other"; do sleep 0.1; done
+    sleep 1
+    run() {
+        name=$1; shift
+        "$MUXFLOW" run --memory 1GiB "$@" -- "$WORKER" 2000 8 "$DIR/job.pause" - 2>"$DIR/$name" &
+        job=$!; sleep 4; kill -TERM $job; wait $job
+    }
+    run limited --load-limit 0.4
+    run free
+    kill $other; wait $other
+    run alone --load-limit 0.4
+    true
+"#;
+
+#[test]
+fn a_load_limit_holds_the_job_back_while_another_process_fills_the_gpu() {
+    let files = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| files.path().join(name);
+    std::fs::write(path("other.pause"), "0").expect("written");
+    std::fs::write(path("job.pause"), "20000").expect("written");
+    let mut node = Command::new(build::products().join("muxflow-emulated-node"));
+    node.args(["--gpus", "t4", "--", "sh", "-c", BESIDE])
+        .env("MUXFLOW", muxflow())
+        .env("MUXFLOW_XCUDA", build::xcuda())
+        .env("WORKER", client("worker", &[]))
+        .env("DIR", files.path());
+    let outcome: Outcome = default_signals(&mut node).output().expect("it runs").into();
+    assert!(outcome.status.success(), "{}{}", outcome.stdout, outcome.stderr);
+    let report = |name: &str| Report::read(&path(name));
+    let (limited, free, alone) = (report("limited"), report("free"), report("alone"));
+    let all = format!("limited {limited:?}, without a limit {free:?}, alone {alone:?}");
+    println!("{all}");
+    assert!(limited.waited_s > 1.0, "the job did not wait: {all}");
+    assert!(free.waited_s < limited.waited_s / 10.0, "it waited without a limit: {all}");
+    assert!(alone.waited_s < limited.waited_s / 4.0, "it waited with nobody beside it: {all}");
+    assert!(free.launches > 2 * limited.launches, "the limit held nothing back: {all}");
+    assert!(alone.launches > 2 * limited.launches, "alone it was as slow: {all}");
 }

@@ -92,6 +92,66 @@ fn inner_users() {
     world.end();
 }
 
+#[test]
+fn jobs_of_other_users_work_on_the_gpu_one_after_another() {
+    if root("jobs of several users on one GPU") {
+        inside("users::inner_work", "t4");
+    }
+}
+
+/// The user that the MPS daemon has last started a server for, as its own log tells.
+fn served(world: &World) -> Option<u32> {
+    let mut texts = fs::read_dir(world.run().join("mps")).unwrap().flatten().map(|gpu| {
+        let log = gpu.path().join("log/control.log");
+        fs::read_to_string(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()))
+    });
+    let text = texts.next()?;
+    let started = text.lines().rev().find(|line| line.contains("Starting new server"))?;
+    started.rsplit(' ').next()?.parse().ok()
+}
+
+/// One MPS server serves one user at a time: with each job the daemon ends the server of the user
+/// before and starts one for the next, and nobody takes that for a crash.
+#[test]
+#[ignore = "run inside an emulated node by jobs_of_other_users_work_on_the_gpu_one_after_another"]
+fn inner_work() {
+    let world = World::start("[profiler]\nenabled = false\n");
+    fs::set_permissions(world.base(), fs::Permissions::from_mode(0o755)).unwrap();
+    world.wait_healthy(1);
+    let worker = world.worker(500);
+    let mut submit = vec!["submit", "--"];
+    submit.extend(worker.iter().map(String::as_str));
+    let submit_as = |uid: u32| {
+        let made = world.muxflow_as(uid, &submit);
+        assert!(made.status.success(), "{made:?}\n{}", world.log());
+        String::from_utf8_lossy(&made.stdout).trim().to_owned()
+    };
+    // All wait in the line from the beginning.
+    let users = [SOMEBODY, 0, SOMEBODY_ELSE];
+    let jobs = users.map(submit_as);
+    for (id, user) in jobs.iter().zip(users) {
+        let launches = || {
+            let gpu = world.gpus().remove(0);
+            gpu.offline.filter(|job| job.job == *id).map_or(0, |job| job.launches)
+        };
+        world.until("the job launches kernels", || launches() > 200);
+        let mine = owners(&format!("MUXFLOW_JOB={id}"));
+        assert!(!mine.is_empty() && mine.values().all(|uid| *uid == user), "{id}: {mine:?}");
+        assert_eq!(served(&world), Some(user), "the server of {id}");
+        let before = launches();
+        world.until("it goes on", || launches() > before + 200);
+        assert!(world.muxflow_as(user, &["cancel", id]).status.success());
+        world.wait(id, "cancelled by its owner", |job| job.state == JobState::Cancelled);
+    }
+    let gpu = world.gpus().remove(0);
+    assert!(gpu.faults.is_empty() && gpu.health == "healthy", "{gpu:#?}");
+    assert_eq!(gpu.mps_starts, 1, "the daemon stays: {gpu:#?}");
+    for id in &jobs {
+        assert_eq!(world.job(id).failures, 0, "{:#?}", world.job(id));
+    }
+    world.end();
+}
+
 fn declare(world: &World, name: &str, user: Option<u32>) -> String {
     let mut declared =
         serde_json::json!({ "name": name, "command": ["sleep", "1000"], "critical": true });

@@ -108,6 +108,11 @@ impl World {
         self.dir.path()
     }
 
+    /// What is gone after a reboot: sockets, pipes, control blocks.
+    pub(crate) fn run(&self) -> &Path {
+        &self.run
+    }
+
     /// Changes the configuration for the next start.
     pub(crate) fn change(&self, edit: impl FnOnce(String) -> String) {
         let path = self.base().join("up.toml");
