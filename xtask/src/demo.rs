@@ -19,8 +19,11 @@ pub(crate) struct DemoArgs {
 }
 
 /// Packages whose programs and libraries the demo needs beside the program itself.
-pub(crate) const PACKAGES: [&str; 6] = [
+pub(crate) const PACKAGES: [&str; 7] = [
     "muxflow-cli",
+    // Its keeper is in the program; named, because the tests build it too, and with another choice
+    // of packages cargo would compile all that they share once more.
+    "muxflow-agent",
     "muxflow-emulated-gpu",
     "muxflow-emulated-cuda",
     "muxflow-emulated-nvml",

@@ -105,7 +105,7 @@ fn is_wanted(file: &str) -> bool {
     let Some((folder, name)) = file.rsplit_once('/') else { return false };
     let library = name.contains(".so");
     let inner = folder.contains("/gconv") || folder.contains("/audit");
-    library && !inner && (folder.contains("/lib/") || folder.ends_with("/lib64"))
+    library && !inner && (format!("{folder}/").contains("/lib/") || folder.ends_with("/lib64"))
 }
 
 /// Our own files, as the tarball has them but below `/usr`.
