@@ -155,6 +155,8 @@ impl Supervisor {
 
     /// Tries to attach as a client.
     pub(super) fn probe(&mut self) -> Attached {
+        // As for all who come: the server may make room for this client.
+        self.mps.forget_who_left();
         self.next_probe = Instant::now() + self.params.probe_every;
         let pipe_dir = self.daemon.as_ref().map(|daemon| daemon.spec().pipe_dir());
         let user = self.served_user();

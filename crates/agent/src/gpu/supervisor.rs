@@ -209,6 +209,8 @@ impl Supervisor {
     }
 
     fn obey(&mut self, order: Order) {
+        // Whoever comes may be of another user, and the server of the user before then goes.
+        self.mps.forget_who_left();
         match order {
             Order::StartOnline(spec) => self.start_online(&spec),
             Order::StopOnline(service) => self.stop_online(&service),
