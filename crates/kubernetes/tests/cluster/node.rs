@@ -203,10 +203,12 @@ pub(crate) async fn a_budget_says_no(stage: &mut Stage) {
     world.node("n1", json!({}), json!({})).await;
     let Side { node, executor, wishes } = side(stage, stage.client.clone()).await;
     let budgets: Api<PodDisruptionBudget> = Api::namespaced(stage.client.clone(), NAMESPACE);
-    let budget = serde_json::from_value(json!({"metadata": {"name": "keep"}, "spec":
-        {"minAvailable": 1, "selector": {"matchLabels": {"keep": "me"}}}}))
-    .unwrap();
-    budgets.create(&PostParams::default(), &budget).await.unwrap();
+    for whom in ["me", "too"] {
+        let budget = serde_json::from_value(json!({"metadata": {"name": whom}, "spec":
+            {"minAvailable": 1, "selector": {"matchLabels": {"keep": whom}}}}))
+        .unwrap();
+        budgets.create(&PostParams::default(), &budget).await.unwrap();
+    }
     let uid = bound(stage, "held", json!({"labels": {"keep": "me"}})).await;
     wait("the pod let in", || async { executor.guests.lock().unwrap().get(&uid).cloned() }).await;
     executor.set(State::Overlimit);
@@ -223,7 +225,7 @@ pub(crate) async fn a_budget_says_no(stage: &mut Stage) {
     assert!(!executor.was_told("drain", &uid));
 
     // A pod that must leave whatever becomes of the GPU leaves though the GPU recovers meanwhile.
-    let uid = bound(stage, "astray", json!({"labels": {"keep": "me"}})).await;
+    let uid = bound(stage, "astray", json!({"labels": {"keep": "too"}})).await;
     wait("the pod let in", || async { executor.guests.lock().unwrap().get(&uid).cloned() }).await;
     executor.set(State::Overlimit);
     wishes.send(overlimit(&uid)).unwrap();
@@ -231,7 +233,7 @@ pub(crate) async fn a_budget_says_no(stage: &mut Stage) {
     let astray = Wish { reason: "WrongGpu", while_ill: false, ..overlimit(&uid) };
     wishes.send(astray).unwrap();
     executor.set(State::Healthy);
-    budgets.delete("keep", &DeleteParams::default()).await.unwrap();
+    budgets.delete("too", &DeleteParams::default()).await.unwrap();
     world.wait_for_event("astray", "WrongGpu").await;
     wait("the guest gone", || async { executor.was_told("detach", &uid).then_some(()) }).await;
     node.stop().await;
