@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use muxflow_control_plane::{Error, find_or_build};
+use muxflow_control_plane::{Error, find_or_build, find_or_build_runtime};
 
 /// The root of the workspace.
 pub(crate) fn root() -> PathBuf {
@@ -21,6 +21,7 @@ const TOOLS: &[(&str, &[&str], &str)] = &[
     ("git", &["--version"], "git"),
     ("python3", &["-c", "import venv, ensurepip"], "python3-venv"),
     ("python3", &["-c", PYTHON_HEADERS], "python3-dev"),
+    ("runc", &["--version"], "runc"),
 ];
 
 /// Succeeds where C extensions can be compiled.
@@ -33,7 +34,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     install_tools()?;
     let control_plane = std::thread::spawn(|| {
         let begin = Instant::now();
-        (find_or_build(), begin.elapsed())
+        let built = find_or_build().and_then(|program| find_or_build_runtime().map(|_| program));
+        (built, begin.elapsed())
     });
     cargo(&["fmt", "--all", "--check"])?;
     super::tidy::run()?;

@@ -16,7 +16,7 @@ pub(crate) const SCENARIOS: &str = "MUXFLOW_KUBERNETES_TESTS";
 pub(crate) enum Action {
     /// Build it, unless that was done before.
     Build,
-    /// Run the scheduler's scenarios on it; these are not part of the plain tests.
+    /// Run the scenarios on it, those with a kubelet too; these are not part of the plain tests.
     Test {
         /// Only scenarios whose name contains one of these words.
         words: Vec<String>,
@@ -55,6 +55,7 @@ fn control<'a>(action: &'a str, folder: &'a std::path::Path) -> [&'a std::ffi::O
 /// Builds it, unless that was done before; says where it is.
 fn build() -> anyhow::Result<()> {
     println!("{}", muxflow_control_plane::find_or_build()?.display());
+    println!("{}", muxflow_control_plane::find_or_build_runtime()?.display());
     Ok(())
 }
 
@@ -62,7 +63,7 @@ fn build() -> anyhow::Result<()> {
 pub(crate) fn test(words: &[String]) -> anyhow::Result<()> {
     // With --workspace, crates have the features that all tests have, and nothing is built twice.
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["test", "--locked", "--workspace", "--test", "scenarios", "--"])
+        .args(["test", "--locked", "--workspace", "--test", "scenarios", "--test", "kubelet", "--"])
         .args(words)
         .current_dir(crate::ci::root())
         .env(SCENARIOS, "1")

@@ -1,13 +1,15 @@
-//! Finds the program that holds etcd and the control plane of Kubernetes, or builds it.
+//! Finds the programs of a Kubernetes for tests, or builds them.
 //!
-//! The build is a Go module (`kubernetes/`) that requires `k8s.io/kubernetes` and replaces the
-//! parts that Kubernetes keeps in its own tree by their published modules. The result is kept under
-//! a name that depends on that module's files, so that a change of version is a new build and the
-//! old one stays usable for other checkouts that share the cache. It is a crate of its own, without
-//! dependencies to speak of, because CI starts the build before it compiles anything else.
+//! There are two Go modules. `kubernetes/` is etcd, the control plane and the kubelet in one
+//! program: it requires `k8s.io/kubernetes` and replaces the parts that Kubernetes keeps in its own
+//! tree by their published modules. `containerd/` is the container runtime of a node. Results are
+//! kept under names that depend on a module's files, so that a change of version is a new build and
+//! the old one stays usable for other checkouts that share the cache. It is a crate of its own,
+//! without dependencies to speak of, because CI starts the build before it compiles anything else.
 //!
 //! Absent on purpose: starting it (`muxflow-test-cluster` does), and any other way to get it.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -51,11 +53,28 @@ pub const CACHE_VARIABLE: &str = "MUXFLOW_KUBERNETES_CACHE";
 /// The version that `kubernetes/go.mod` requires; the API server reports it.
 pub const VERSION: &str = "v1.36.3";
 
-const SOURCES: [(&str, &str); 4] = [
+/// The version of the container runtime that `containerd/go.mod` requires.
+pub const RUNTIME_VERSION: &str = "v2.3.4";
+
+type Sources = &'static [(&'static str, &'static str)];
+
+const KUBERNETES: Sources = &[
     ("go.mod", include_str!("../kubernetes/go.mod")),
     ("go.sum", include_str!("../kubernetes/go.sum")),
     ("helm.go", include_str!("../kubernetes/helm.go")),
     ("main.go", include_str!("../kubernetes/main.go")),
+];
+
+const CONTAINERD: Sources = &[
+    ("go.mod", include_str!("../containerd/go.mod")),
+    ("go.sum", include_str!("../containerd/go.sum")),
+    ("containerd/main.go", include_str!("../containerd/containerd/main.go")),
+    ("containerd/image.go", include_str!("../containerd/containerd/image.go")),
+    (
+        "containerd-shim-runc-v2/main.go",
+        include_str!("../containerd/containerd-shim-runc-v2/main.go"),
+    ),
+    ("pause/main.go", include_str!("../containerd/pause/main.go")),
 ];
 
 /// The folder in which builds are kept.
@@ -67,10 +86,10 @@ pub fn cache() -> PathBuf {
 }
 
 /// Where the build of these sources is, or will be.
-pub fn built() -> PathBuf {
+fn place(name: &str, version: &str, sources: Sources) -> PathBuf {
     let mut hasher = DefaultHasher::new();
-    SOURCES.hash(&mut hasher);
-    cache().join("bin").join(format!("kubernetes-{VERSION}-{:016x}", hasher.finish()))
+    sources.hash(&mut hasher);
+    cache().join("bin").join(format!("{name}-{version}-{:016x}", hasher.finish()))
 }
 
 /// The program: the one that is named, the one in the cache, or a new build. Waits while another
@@ -84,19 +103,50 @@ pub fn find_or_build() -> Result<PathBuf, Error> {
         }
         return Ok(path);
     }
-    let program = built();
-    if program.is_file() {
-        return Ok(program);
+    let program = place("kubernetes", VERSION, KUBERNETES);
+    once(&program, |partial| {
+        let version =
+            |name: &str, value: &str| format!("-X k8s.io/component-base/version.{name}={value}");
+        let mut numbers = VERSION.trim_start_matches('v').split('.');
+        let linker = format!(
+            "-s -w {} {} {}",
+            version("gitVersion", VERSION),
+            version("gitMajor", numbers.next().unwrap_or_default()),
+            version("gitMinor", numbers.next().unwrap_or_default())
+        );
+        build("src", KUBERNETES, &linker, &[".".as_ref()], partial)
+    })?;
+    Ok(program)
+}
+
+/// The folder with the programs of the container runtime: `containerd`, its shim and `pause`. As
+/// [`find_or_build`], but for the program that may be named.
+pub fn find_or_build_runtime() -> Result<PathBuf, Error> {
+    let folder = place("containerd", RUNTIME_VERSION, CONTAINERD);
+    once(&folder, |partial| {
+        fs::create_dir_all(partial).map_err(file("create", partial))?;
+        build("src-containerd", CONTAINERD, "-s -w", &["./...".as_ref()], partial)
+    })?;
+    Ok(folder)
+}
+
+/// Makes something unless it is there. It has a name of its own until it is whole: a build that is
+/// killed leaves nothing that looks done.
+fn once(result: &Path, make: impl FnOnce(&Path) -> Result<(), Error>) -> Result<(), Error> {
+    if result.exists() {
+        return Ok(());
     }
     let folder = cache().join("bin");
     fs::create_dir_all(&folder).map_err(file("create", &folder))?;
     let lock_path = folder.join("build.lock");
     let lock = File::create(&lock_path).map_err(file("create", &lock_path))?;
     lock.lock().map_err(file("lock", &lock_path))?;
-    if !program.is_file() {
-        build(&program)?;
+    if result.exists() {
+        return Ok(());
     }
-    Ok(program)
+    let partial = result.with_extension("partial");
+    make(&partial)?;
+    fs::rename(&partial, result).map_err(file("rename", &partial))
 }
 
 /// A Go that can fetch the version which the module asks for: 1.21 or later, the machine's own or
@@ -136,41 +186,32 @@ fn is_new_enough(go: &Path) -> bool {
     matches!((numbers.next(), numbers.next()), (Some(Ok(1)), Some(Ok(minor))) if minor >= 21)
 }
 
-fn build(program: &Path) -> Result<(), Error> {
+fn build(
+    folder: &str,
+    sources: Sources,
+    linker: &str,
+    packages: &[&OsStr],
+    output: &Path,
+) -> Result<(), Error> {
     let go = go()?;
-    let source = cache().join("src");
-    fs::create_dir_all(&source).map_err(file("create", &source))?;
-    for (name, text) in SOURCES {
+    let source = cache().join(folder);
+    for (name, text) in sources {
         let path = source.join(name);
+        let parent = path.parent().unwrap_or(&source);
+        fs::create_dir_all(parent).map_err(file("create", parent))?;
         fs::write(&path, text).map_err(file("write", &path))?;
     }
-    go_in(&go, &source, &["mod", "download"]).map_err(|e| match e {
+    go_in(&go, &source, &["mod".as_ref(), "download".as_ref()]).map_err(|e| match e {
         Error::Build { output, .. } => {
             Error::Unavailable { why: format!("the Go modules cannot be downloaded: {output}") }
         }
         other => other,
     })?;
-    let version =
-        |name: &str, value: &str| format!("-X k8s.io/component-base/version.{name}={value}");
-    let mut numbers = VERSION.trim_start_matches('v').split('.');
-    let linker = format!(
-        "-s -w {} {} {}",
-        version("gitVersion", VERSION),
-        version("gitMajor", numbers.next().unwrap_or_default()),
-        version("gitMinor", numbers.next().unwrap_or_default())
-    );
-    // A name of its own until it is whole: a build that is killed leaves no program that looks done.
-    let partial = program.with_extension("partial");
-    let output = partial.to_string_lossy();
-    go_in(
-        &go,
-        &source,
-        &["build", "-p", "2", "-trimpath", "-ldflags", &linker, "-o", &output, "."],
-    )?;
-    fs::rename(&partial, program).map_err(file("rename", &partial))
+    let words = ["build", "-p", "2", "-trimpath", "-ldflags", linker, "-o"].map(OsStr::new);
+    go_in(&go, &source, &[&words, [output.as_os_str()].as_slice(), packages].concat())
 }
 
-fn go_in(go: &Path, folder: &Path, arguments: &[&str]) -> Result<(), Error> {
+fn go_in(go: &Path, folder: &Path, arguments: &[&OsStr]) -> Result<(), Error> {
     let output = Command::new("nice")
         .args(["-n", "19"])
         .arg(go)
@@ -207,7 +248,10 @@ mod tests {
 
     #[test]
     fn the_version_is_the_one_that_the_module_requires() {
-        let module = SOURCES[0].1;
+        let runtime = CONTAINERD[0].1;
+        let wanted = format!("github.com/containerd/containerd/v2 {RUNTIME_VERSION}\n");
+        assert!(runtime.contains(&wanted), "{RUNTIME_VERSION}");
+        let module = KUBERNETES[0].1;
         assert!(module.contains(&format!("k8s.io/kubernetes {VERSION}\n")), "{VERSION}");
         let parts = VERSION.replacen("v1.", "v0.", 1);
         for line in module.lines().filter(|l| l.contains("=>")) {

@@ -333,7 +333,7 @@ impl Drop for Cluster {
 
 /// Ports that are free now. Somebody may take one before it is used; then the part that wanted it
 /// does not come up, and says so.
-fn free_ports() -> Result<[u16; 3], Error> {
+pub(crate) fn free_ports() -> Result<[u16; 3], Error> {
     let failed = |source| Error::File { action: "bind", path: "127.0.0.1:0".into(), source };
     let mut sockets = Vec::new();
     let mut ports = [0; 3];

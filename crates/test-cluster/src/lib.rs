@@ -4,12 +4,15 @@
 //! A mock of the API server agrees with whoever wrote it. Optimistic locking, watches that expire,
 //! eviction under a PodDisruptionBudget, RBAC and schema checks are what breaks schedulers, so the
 //! tests run against the program that does them. [`program`] finds or builds it, [`pki`] makes the
-//! certificates, [`cluster`] starts, restarts and stops the parts.
+//! certificates, [`cluster`] starts, restarts and stops the parts, and [`node`] adds a node with a
+//! kubelet and a container runtime, where nodes that a test writes are not enough.
 //!
-//! Absent on purpose: no client (tests bring their own), no kubelet and no container runtime (nodes
-//! are objects that a test writes), nothing installed on the machine.
+//! Absent on purpose: no client (tests bring their own), no network between pods, nothing installed
+//! on the machine.
 
 pub mod cluster;
+mod groups;
+pub mod node;
 pub mod pki;
 mod ready;
 
@@ -18,6 +21,7 @@ use std::path::PathBuf;
 pub use muxflow_control_plane as program;
 
 pub use cluster::{Cluster, Lifetime, Part};
+pub use node::Node;
 
 /// Why there is no cluster.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +47,12 @@ pub enum Error {
         /// The reason.
         source: rcgen::Error,
     },
+    /// The kernel of this machine does not let a node be made: a container without these rights.
+    #[error("this machine's kernel refuses a node: {why}")]
+    Refused {
+        /// What it refused.
+        why: String,
+    },
     /// A part that does not come up.
     #[error("{part} is not ready after {waited_s} s; the end of {}:\n{output}", log.display())]
     NotReady {
@@ -58,7 +68,7 @@ pub enum Error {
 }
 
 /// What a test does when there is no cluster: with `CI=true` it fails, otherwise it says loudly that
-/// it was skipped, and why.
+/// it was skipped, and why. What the kernel refuses nobody can install, so that never fails.
 ///
 /// # Panics
 /// With `CI=true`, and when the build itself is broken.
@@ -66,6 +76,7 @@ pub enum Error {
 pub fn skip_or_fail(test: &str, error: &Error) {
     let ci = std::env::var("CI").is_ok_and(|v| v == "true");
     let missing = matches!(error, Error::Program(program::Error::Unavailable { .. }));
-    assert!(!ci && missing, "{test}: {error}");
+    let refused = matches!(error, Error::Refused { .. });
+    assert!(refused || (!ci && missing), "{test}: {error}");
     eprintln!("\n*** SKIPPED {test}: {error}\n");
 }

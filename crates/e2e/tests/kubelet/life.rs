@@ -1,0 +1,182 @@
+//! Pods that run and leave: a kubelet that restarts, a pod that is deleted, a job that is evicted.
+
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use muxflow_kubernetes::names;
+use muxflow_kubernetes::resource::Gpu;
+use serde_json::json;
+
+use crate::pods::{annotation, phase};
+use crate::stage::{Stage, offered, wait};
+
+/// A job whose first process is a shell, with a worker that records what it does.
+const SHELL: &str = r#""$WORKER" 500 8 "$OUT/$NAME.pause" "$OUT/$NAME.record" hold=128; exit 9"#;
+
+/// A kubelet that starts again forgets its plugins and deletes their sockets. The plugin comes back
+/// by itself, and who runs goes on.
+pub(crate) async fn restart(stage: &mut Stage) {
+    stage.healthy_gpus().await;
+    stage.pause("before", 5_000);
+    stage.create("before", stage.spec(names::OFFLINE_RESOURCE, SHELL)).await;
+    stage.running("before").await;
+    stage.works("before", 20).await;
+    let registered =
+        |stage: &Stage| stage.agent_log().matches("registered with the kubelet").count();
+    let earlier = registered(stage);
+    stage.node.kill_kubelet();
+    stage.works("before", 20).await;
+    stage.node.start_kubelet().unwrap();
+    let this = &*stage;
+    wait("the plugins registered again", || async {
+        (registered(this) >= earlier + 2).then_some(())
+    })
+    .await;
+    wait("both resources offered again", || async {
+        (offered(&this.client).await == (vec![2, 2], vec![2, 2])).then_some(())
+    })
+    .await;
+    stage.create("after", stage.spec(names::OFFLINE_RESOURCE, "exec sleep 600")).await;
+    let after = stage.running("after").await;
+    assert_eq!(
+        stage.environment("after").await["CUDA_VISIBLE_DEVICES"],
+        annotation(&after, names::GPU)
+    );
+    let before = stage.pods().get("before").await.unwrap();
+    assert_eq!(phase(&before), "Running");
+    let restarts = before.status.and_then(|s| Some(s.container_statuses?[0].restart_count));
+    assert_eq!(restarts, Some(0), "a pod was restarted with the kubelet");
+    stage.works("before", 20).await;
+}
+
+/// A pod is deleted whose first process is a shell, which passes no signal on: its work is drained
+/// at once, it may save its state while `preStop` sleeps and after, and its worker has let go of the
+/// GPU before the grace period ends and the kubelet would kill it. The services beside it notice
+/// nothing.
+pub(crate) async fn deleted(stage: &mut Stage) {
+    two_services(stage).await;
+    stage.pause("shell", 5_000);
+    let mut spec = stage.spec(names::OFFLINE_RESOURCE, SHELL);
+    spec["terminationGracePeriodSeconds"] = json!(15);
+    spec["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 3}}});
+    // The finalizer keeps the pod's object for as long as the test looks.
+    stage.create_with(json!({"name": "shell", "finalizers": ["muxflow.dev/test"]}), spec).await;
+    let pod = stage.running("shell").await;
+    stage.works("shell", 20).await;
+    stage.pods().delete("shell", &DeleteParams::default()).await.unwrap();
+    let line = format!("guest is drained job={}", pod.metadata.uid.unwrap());
+    let this = &*stage;
+    wait("the guest drained", || async {
+        let log = this.agent_log();
+        log.lines().any(|l| plain(l).contains(&line)).then_some(())
+    })
+    .await;
+    let (pod, end) = wait("the container ended", || async {
+        let pod = this.pods().get("shell").await.unwrap();
+        let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
+        let end = containers[0].state.as_ref()?.terminated.clone()?;
+        Some((pod, end))
+    })
+    .await;
+    assert_eq!(end.exit_code, 9, "it was killed and did not end by itself: {end:?}");
+    let (killed_at, ended_at) = (pod.metadata.deletion_timestamp, end.finished_at);
+    assert!(ended_at < killed_at, "ended at {ended_at:?}, to be killed at {killed_at:?}");
+    let free = json!({"metadata": {"finalizers": null}});
+    stage.pods().patch("shell", &PatchParams::default(), &Patch::Merge(free)).await.unwrap();
+    stage.gone("shell").await;
+    for name in ["first", "second"] {
+        stage.works(name, 20).await;
+        let errors = stage.record(name).iter().filter(|line| line.contains("error")).count();
+        assert_eq!(errors, 0, "{name} saw errors");
+    }
+}
+
+/// A service on each GPU.
+async fn two_services(stage: &Stage) {
+    stage.healthy_gpus().await;
+    for name in ["first", "second"] {
+        stage.start_service(name).await;
+        stage.running(name).await;
+        stage.works(name, 5).await;
+    }
+}
+
+/// A line of a log without the codes of colours.
+fn plain(line: &str) -> String {
+    let mut text = String::new();
+    let mut code = false;
+    for letter in line.chars() {
+        match letter {
+            '\u{1b}' => code = true,
+            'm' if code => code = false,
+            _ if code => {}
+            other => text.push(other),
+        }
+    }
+    text
+}
+
+/// A job in a container is a client of the driver under the interposer: its memory is capped and
+/// charged, its launches are counted, and when the service bursts it leaves, goes on elsewhere and
+/// finishes.
+pub(crate) async fn evicted(stage: &mut Stage) {
+    two_services(stage).await;
+    let script = r#""$WORKER" 500 8 "$OUT/job.pause" "$OUT/$NAME.record" hold=most > "$OUT/$NAME.log" & while [ ! -e "$OUT/done" ]; do sleep 0.2; done; kill $!; wait; exit 0"#;
+    stage.pause("job", 2_000);
+    let mut spec = stage.spec(names::OFFLINE_RESOURCE, script);
+    spec["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 1}}});
+    stage.create_job("job", spec).await;
+    let this = &*stage;
+    let first = wait("the job's pod runs", || async {
+        this.pods_of("job").await.into_iter().find(|pod| phase(pod) == "Running")
+    })
+    .await;
+    let name = first.metadata.name.clone().unwrap();
+    stage.works(&name, 50).await;
+    charged(stage, &name, annotation(&first, names::QUOTA).parse().unwrap()).await;
+    let planned = annotation(&first, names::GPU);
+    let mut busy = String::new();
+    for service in ["first", "second"] {
+        if stage.environment(service).await["CUDA_VISIBLE_DEVICES"] == planned {
+            service.clone_into(&mut busy);
+        }
+    }
+    stage.burst(&busy);
+    let said = stage.event(&name, "GpuOverlimit").await;
+    assert!(said.contains(&planned), "{said}");
+    stage.gone(&name).await;
+    let this = &*stage;
+    let next = wait("another pod of the job runs", || async {
+        this.pods_of("job").await.into_iter().find(|pod| phase(pod) == "Running")
+    })
+    .await;
+    assert_ne!(annotation(&next, names::GPU), planned, "not beside the burst");
+    stage.works(&next.metadata.name.clone().unwrap(), 50).await;
+    std::fs::write(stage.out.join("done"), "").unwrap();
+    wait("the job finished", || async {
+        let job = this.jobs().get("job").await.unwrap();
+        (job.status.and_then(|s| s.succeeded) == Some(1)).then_some(())
+    })
+    .await;
+}
+
+/// The memory that the job got is its quota, all of it is charged, and its launches are counted.
+async fn charged(stage: &Stage, pod: &str, quota_bytes: u64) {
+    let told = std::fs::read_to_string(stage.out.join(format!("{pod}.log"))).unwrap();
+    let held_mib: u64 =
+        told.trim().trim_start_matches("ready, ").trim_end_matches(" MiB").parse().unwrap();
+    let held_bytes = held_mib << 20;
+    assert!(held_bytes > 0 && held_bytes <= quota_bytes, "{held_bytes} of {quota_bytes}");
+    let charge = stage.metric("muxflow_job_memory_bytes").await;
+    #[expect(clippy::cast_precision_loss, reason = "gigabytes")]
+    let wanted = held_bytes as f64;
+    assert!(charge >= wanted, "{charge} charged for {held_bytes}");
+    assert!(stage.metric("muxflow_job_launches_total").await >= 50.0);
+    assert!(stage.metric("muxflow_job_refused_total").await >= 1.0, "the quota was never met");
+    let gpus: Api<Gpu> = Api::all(stage.client.clone());
+    let wanted = format!("default/{pod}");
+    wait("the GPU's object names the job", || async {
+        let all = gpus.list(&Default::default()).await.unwrap().items;
+        let names = |gpu: &Gpu| gpu.status.as_ref().and_then(|s| s.job.clone());
+        all.iter().any(|gpu| names(gpu).as_deref() == Some(&wanted)).then_some(())
+    })
+    .await;
+}
