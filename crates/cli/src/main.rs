@@ -23,11 +23,22 @@ struct Cli {
 
 #[expect(clippy::print_stderr, reason = "this is where errors reach the person who typed")]
 fn main() -> ExitCode {
-    match Cli::parse().command.run() {
+    let command = Cli::parse().command;
+    if command.only_prints() {
+        end_with_the_reader();
+    }
+    match command.run() {
         Ok(code) => code,
         Err(error) => {
             eprintln!("muxflow: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// From here on a reader that has seen enough (`| head`) ends the program, as it ends others. Not for
+/// programs that write to pipes of processes they look after.
+fn end_with_the_reader() {
+    // SAFETY: the default action of a signal touches nothing of this program.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }

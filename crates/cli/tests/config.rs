@@ -45,3 +45,18 @@ fn a_missing_file_says_how_to_make_one() {
     let error = text(&checked.stderr);
     assert!(error.contains("no/such/file.toml") && error.contains("config print"), "{error}");
 }
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    for args in [["config", "print"].as_slice(), ["doctor"].as_slice()] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let ended = Command::new(env!("CARGO_BIN_EXE_muxflow"))
+            .args(args)
+            .stdout(writer)
+            .stderr(std::process::Stdio::piped())
+            .output()
+            .unwrap();
+        assert!(!text(&ended.stderr).contains("panicked"), "{args:?}: {}", text(&ended.stderr));
+    }
+}

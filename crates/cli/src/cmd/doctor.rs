@@ -20,6 +20,7 @@ pub(crate) struct DoctorArgs {
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let config = read_config(args.config.as_ref())?;
     let findings = doctor::examine(&config, &child_program()?);
+    crate::end_with_the_reader();
     for finding in &findings {
         println!("{:<5} {}: {}", finding.grade.as_str(), finding.subject, finding.seen);
         if let Some(remedy) = &finding.remedy {

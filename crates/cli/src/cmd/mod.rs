@@ -76,6 +76,21 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Whether it only asks, computes and prints, and looks after no process.
+    pub(crate) fn only_prints(&self) -> bool {
+        !matches!(
+            self,
+            Self::Agent(_)
+                | Self::AgentChild(_)
+                | Self::Demo(_)
+                | Self::Doctor(_)
+                | Self::Emulate(_)
+                | Self::Run(_)
+                | Self::Scheduler(_)
+                | Self::Up(_)
+        )
+    }
+
     /// Does it; the exit code is the answer where a command has one beside success and failure.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
