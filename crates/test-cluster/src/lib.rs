@@ -4,8 +4,9 @@
 //! A mock of the API server agrees with whoever wrote it. Optimistic locking, watches that expire,
 //! eviction under a PodDisruptionBudget, RBAC and schema checks are what breaks schedulers, so the
 //! tests run against the program that does them. [`program`] finds or builds it, [`pki`] makes the
-//! certificates, [`cluster`] starts, restarts and stops the parts, and [`node`] adds a node with a
-//! kubelet and a container runtime, where nodes that a test writes are not enough.
+//! certificates, [`cluster`] starts, restarts and stops the parts, [`node`] adds a node with a
+//! kubelet and a container runtime, where nodes that a test writes are not enough; [`scenarios`] is what
+//! their test programs share.
 //!
 //! Absent on purpose: no client (tests bring their own), no network between pods, nothing installed
 //! on the machine.
@@ -15,6 +16,7 @@ mod groups;
 pub mod node;
 pub mod pki;
 mod ready;
+pub mod scenarios;
 
 use std::path::PathBuf;
 

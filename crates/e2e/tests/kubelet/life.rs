@@ -3,10 +3,11 @@
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use muxflow_kubernetes::names;
 use muxflow_kubernetes::resource::Gpu;
+use muxflow_test_cluster::scenarios::wait;
 use serde_json::json;
 
 use crate::pods::{annotation, phase};
-use crate::stage::{Stage, offered, wait};
+use crate::stage::{Stage, offered};
 
 /// A job whose first process is a shell, with a worker that records what it does.
 const SHELL: &str = r#""$WORKER" 500 8 "$OUT/$NAME.pause" "$OUT/$NAME.record" hold=128; exit 9"#;

@@ -17,12 +17,9 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
-use muxflow_test_cluster::skip_or_fail;
+use muxflow_test_cluster::{scenarios, skip_or_fail};
 
 use stage::Stage;
-
-/// As for the scenarios without a kubelet.
-const OPT_IN: &str = "MUXFLOW_KUBERNETES_TESTS";
 
 type Scenario = for<'a> fn(&'a mut Stage) -> LocalBoxFuture<'a, ()>;
 
@@ -40,20 +37,13 @@ const SCENARIOS: &[(&str, Scenario)] = &[
 #[expect(clippy::print_stdout, reason = "a test program reports on its output")]
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.iter().any(|a| a == "--list") {
-        for (name, _) in SCENARIOS {
-            println!("{name}: test");
-        }
-        return ExitCode::SUCCESS;
-    }
-    let words: Vec<&String> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
-    let wanted = |name: &str| words.is_empty() || words.iter().any(|w| name.contains(w.as_str()));
-    let chosen: Vec<_> = SCENARIOS.iter().filter(|(name, _)| wanted(name)).collect();
+    let chosen = scenarios::chosen(SCENARIOS, &arguments);
     if chosen.is_empty() {
         return ExitCode::SUCCESS;
     }
-    if std::env::var_os(OPT_IN).is_none_or(|word| word != "1") {
-        return not_now(chosen.len());
+    let command = "cargo xtask kubernetes test kubelet";
+    if let Err(end) = scenarios::now(chosen.len(), "with a real kubelet, as root", command) {
+        return end;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let started = Instant::now();
@@ -66,23 +56,7 @@ fn main() -> ExitCode {
     };
     println!("node up after {:.1} s", started.elapsed().as_secs_f64());
     let failed = runtime.block_on(run_all(&mut stage, &chosen));
-    println!("{} scenarios, {} failed: {failed:?}", chosen.len(), failed.len());
-    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-/// What a plain `cargo test` does: it says so, and with `CI=true` that is a failure, unless the
-/// scenarios are a later step.
-#[expect(clippy::print_stdout, reason = "a test program reports on its output")]
-fn not_now(scenarios: usize) -> ExitCode {
-    if std::env::var(OPT_IN).is_ok_and(|word| word == "later") {
-        println!("\n{scenarios} scenarios with a real kubelet: a later step\n");
-        return ExitCode::SUCCESS;
-    }
-    println!(
-        "\n*** NOT RUN: {scenarios} scenarios with a real kubelet; run them with `cargo xtask kubernetes test kubelet` as root or set {OPT_IN}=1\n"
-    );
-    let ci = std::env::var("CI").is_ok_and(|word| word == "true");
-    if ci { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    scenarios::ended(chosen.len(), &failed)
 }
 
 #[expect(clippy::print_stdout, reason = "a test program reports on its output")]
@@ -94,8 +68,7 @@ async fn run_all(stage: &mut Stage, chosen: &[&(&'static str, Scenario)]) -> Vec
         let limit = Duration::from_secs(240);
         let run = AssertUnwindSafe(tokio::time::timeout(limit, scenario(stage))).catch_unwind();
         let ok = matches!(run.await, Ok(Ok(())));
-        let word = if ok { "ok" } else { "FAILED" };
-        println!("test {name} ... {word} ({:.1} s)", started.elapsed().as_secs_f64());
+        scenarios::told(name, ok, started);
         if !ok {
             println!("{}", stage.told());
             failed.push(*name);

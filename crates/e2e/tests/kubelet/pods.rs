@@ -9,9 +9,10 @@ use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use muxflow_kubernetes::names;
 use muxflow_kubernetes::resource::Gpu;
 use muxflow_test_cluster::node::IMAGE;
+use muxflow_test_cluster::scenarios::wait;
 use serde_json::{Value, json};
 
-use crate::stage::{Stage, driver_variables, host_side, wait};
+use crate::stage::{Stage, driver_variables, host_side};
 
 /// Every container says what it was given before it does anything.
 const FIRST: &str = r#"env > "$OUT/$NAME.env.part"; cat /proc/self/mountinfo > "$OUT/$NAME.mounts"; mv "$OUT/$NAME.env.part" "$OUT/$NAME.env""#;

@@ -13,24 +13,13 @@ use muxflow_e2e::build::{client as program, products, xcuda};
 use muxflow_kubernetes::connect::connect;
 use muxflow_kubernetes::names;
 use muxflow_kubernetes::resource::{Gpu, Model, Profile, State};
+use muxflow_test_cluster::scenarios::wait;
 use muxflow_test_cluster::{Cluster, Error, Node, Part};
 use serde_json::json;
 
 pub(crate) const NODE: &str = "n1";
 /// GPUs of the node.
 pub(crate) const GPUS: usize = 2;
-
-/// Asks again and again; panics with what was waited for when it takes too long.
-pub(crate) async fn wait<T, F: Future<Output = Option<T>>>(what: &str, ask: impl Fn() -> F) -> T {
-    let started = Instant::now();
-    loop {
-        if let Some(answer) = ask().await {
-            return answer;
-        }
-        assert!(started.elapsed() < Duration::from_secs(120), "waited in vain for: {what}");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-}
 
 /// What a scenario gets. Fields are dropped in this order: who asks before who answers.
 pub(crate) struct Stage {

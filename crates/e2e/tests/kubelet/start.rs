@@ -1,10 +1,11 @@
 //! Pods that come: what the kubelet offers, and what their containers get.
 
 use muxflow_kubernetes::names;
+use muxflow_test_cluster::scenarios::wait;
 use serde_json::json;
 
 use crate::pods::{annotation, phase};
-use crate::stage::{GPUS, NODE, Stage, offered, wait};
+use crate::stage::{GPUS, NODE, Stage, offered};
 
 const ALL: i64 = GPUS as i64;
 

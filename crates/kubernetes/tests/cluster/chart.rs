@@ -4,11 +4,11 @@
 use std::path::PathBuf;
 
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
+use muxflow_test_cluster::scenarios::wait;
 use serde_json::json;
 
 use crate::Stage;
 use crate::install::{self, NAMESPACE};
-use crate::world::wait;
 
 pub(crate) fn deploy(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(path)

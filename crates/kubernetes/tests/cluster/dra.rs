@@ -12,11 +12,12 @@ use muxflow_kubernetes::dra::wire::*;
 use muxflow_kubernetes::names;
 use muxflow_kubernetes::resource::State;
 use muxflow_test_cluster::Part;
+use muxflow_test_cluster::scenarios::wait;
 use serde_json::{Value, json};
 use tonic::transport::Channel;
 
 use crate::node::{FakeExecutor, GPU, Side, overlimit, side_with};
-use crate::world::{self, NAMESPACE, Scheduler, wait};
+use crate::world::{self, NAMESPACE, Scheduler};
 use crate::{Stage, chart, install};
 
 /// The scheduler that Kubernetes ships.

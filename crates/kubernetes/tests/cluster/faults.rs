@@ -12,12 +12,13 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use muxflow_kubernetes::resource::State;
 use muxflow_kubernetes::scheduler::LEASE;
 use muxflow_test_cluster::Part;
+use muxflow_test_cluster::scenarios::wait;
 use serde_json::{Value, json};
 
 use crate::Stage;
 use crate::install;
 use crate::proxy::Proxy;
-use crate::world::{Scheduler, World, settings, wait};
+use crate::world::{Scheduler, World, settings};
 
 /// A scheduler in a process of its own.
 struct Process(Child);

@@ -9,10 +9,10 @@ use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams}
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::core::GroupVersionKind;
 use kube::{Client, Config};
+use muxflow_test_cluster::scenarios::wait;
 use serde_json::{Value, json};
 
 use crate::Stage;
-use crate::world::wait;
 
 pub(crate) const NAMESPACE: &str = "muxflow";
 

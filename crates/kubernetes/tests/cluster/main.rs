@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
 use kube::Client;
-use muxflow_test_cluster::Cluster;
+use muxflow_test_cluster::{Cluster, scenarios};
 
 use world::{FakeKubelet, World};
 
@@ -43,10 +43,6 @@ impl Stage {
         install::limited(self, "muxflow-scheduler").await
     }
 }
-
-/// The scenarios run only when this is `1`: the first build of the control plane takes minutes. With
-/// `later`, somebody has promised to run them.
-const OPT_IN: &str = "MUXFLOW_KUBERNETES_TESTS";
 
 type Scenario = for<'a> fn(&'a mut Stage) -> LocalBoxFuture<'a, ()>;
 
@@ -94,23 +90,13 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let bench = bench::wanted(&arguments);
-    if arguments.iter().any(|a| a == "--list") {
-        for (name, _) in SCENARIOS {
-            println!("{name}: test");
-        }
-        return ExitCode::SUCCESS;
-    }
-    let chosen: Vec<_> = {
-        let words: Vec<&String> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
-        let wanted =
-            |name: &str| words.is_empty() || words.iter().any(|w| name.contains(w.as_str()));
-        SCENARIOS.iter().filter(|(name, _)| wanted(name)).collect()
-    };
+    let chosen = scenarios::chosen(SCENARIOS, &arguments);
     if chosen.is_empty() && bench.is_none() {
         return ExitCode::SUCCESS;
     }
-    if std::env::var_os(OPT_IN).is_none_or(|word| word != "1") {
-        return not_now(chosen.len());
+    let what = "on a real Kubernetes control plane";
+    if let Err(end) = scenarios::now(chosen.len(), what, "cargo xtask kubernetes test") {
+        return end;
     }
     let started = Instant::now();
     let cluster = match Cluster::start() {
@@ -126,26 +112,9 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let failed = runtime.block_on(run_all(cluster, &chosen));
-    println!("{} scenarios, {} failed: {failed:?}", chosen.len(), failed.len());
-    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    scenarios::ended(chosen.len(), &failed)
 }
 
-/// What a plain `cargo test` does: it says so, and with `CI=true` that is a failure, unless the
-/// scenarios are a later step.
-#[expect(clippy::print_stdout, reason = "a test program reports on its output")]
-fn not_now(scenarios: usize) -> ExitCode {
-    if std::env::var(OPT_IN).is_ok_and(|word| word == "later") {
-        println!("\n{scenarios} scenarios on a real Kubernetes control plane: a later step\n");
-        return ExitCode::SUCCESS;
-    }
-    println!(
-        "\n*** NOT RUN: {scenarios} scenarios on a real Kubernetes control plane; run them with `cargo xtask kubernetes test` or set {OPT_IN}=1\n"
-    );
-    let ci = std::env::var("CI").is_ok_and(|word| word == "true");
-    if ci { ExitCode::FAILURE } else { ExitCode::SUCCESS }
-}
-
-#[expect(clippy::print_stdout, reason = "a test program reports on its output")]
 async fn run_all(cluster: Cluster, chosen: &[&(&'static str, Scenario)]) -> Vec<&'static str> {
     let client = world::client(&cluster.kubeconfig()).await;
     let mut stage = Stage { world: World::new(&client), client, cluster };
@@ -160,8 +129,7 @@ async fn run_all(cluster: Cluster, chosen: &[&(&'static str, Scenario)]) -> Vec<
             AssertUnwindSafe(tokio::time::timeout(limit, scenario(&mut stage))).catch_unwind();
         let ok = matches!(run.await, Ok(Ok(())));
         drop(kubelet);
-        let word = if ok { "ok" } else { "FAILED" };
-        println!("test {name} ... {word} ({:.1} s)", started.elapsed().as_secs_f64());
+        scenarios::told(name, ok, started);
         if !ok {
             failed.push(*name);
         }

@@ -14,13 +14,14 @@ use muxflow_kubernetes::node::executor::{Executor, LocalGpu, Reading};
 use muxflow_kubernetes::node::ground::{Places, Wish};
 use muxflow_kubernetes::node::{Node, Settings};
 use muxflow_kubernetes::resource::{SampleStatus, State};
+use muxflow_test_cluster::scenarios::wait;
 use muxflow_types::JobId;
 use serde_json::json;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::Stage;
 use crate::install;
-use crate::world::{self, NAMESPACE, Scheduler, wait};
+use crate::world::{self, NAMESPACE, Scheduler};
 
 pub(crate) const GPU: &str = "GPU-real";
 

@@ -9,11 +9,12 @@ use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use muxflow_kubernetes::names;
 use muxflow_kubernetes::resource::State;
 use muxflow_kubernetes::scheduler::Settings;
+use muxflow_test_cluster::scenarios::wait;
 use muxflow_types::{Micros, Percent};
 use serde_json::json;
 
 use crate::Stage;
-use crate::world::{NAMESPACE, Scheduler, owner, set_phase, settings, wait};
+use crate::world::{NAMESPACE, Scheduler, owner, set_phase, settings};
 
 pub(crate) async fn best_gpu(stage: &mut Stage) {
     let world = &stage.world;

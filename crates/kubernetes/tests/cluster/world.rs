@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::batch::v1::Job;
@@ -15,6 +15,7 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use muxflow_kubernetes::names;
 use muxflow_kubernetes::resource::{Gpu, GpuSpec, GpuStatus, State};
 use muxflow_kubernetes::scheduler::{self, Settings};
+use muxflow_test_cluster::scenarios::wait;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -282,18 +283,6 @@ fn pod_spec() -> Value {
 fn merge(into: &mut Value, from: Value) {
     if let (Some(into), Value::Object(from)) = (into.as_object_mut(), from) {
         into.extend(from);
-    }
-}
-
-/// Asks again and again; panics with what was waited for when it takes too long.
-pub(crate) async fn wait<T, F: Future<Output = Option<T>>>(what: &str, ask: impl Fn() -> F) -> T {
-    let started = Instant::now();
-    loop {
-        if let Some(answer) = ask().await {
-            return answer;
-        }
-        assert!(started.elapsed() < Duration::from_secs(60), "waited in vain for: {what}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
