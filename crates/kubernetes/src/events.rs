@@ -1,6 +1,11 @@
 //! Events on pods, from whoever acts on them.
+//!
+//! Each event is an object of its own, with the words of its moment. A recorder that counts repetitions
+//! on the first one would keep the reason of the first time for ever.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -8,14 +13,20 @@ use k8s_openapi::api::events::v1::Event as Written;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::Client;
 use kube::api::{Api, ObjectMeta, PostParams};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-
+use kube::runtime::events::EventType;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::scheduler::pods::PodName;
 
 /// How many events that can wait are under way at once.
 const PARALLEL: usize = 4;
+
+/// The same words about the same pod are written again after this long at the earliest.
+const AGAIN_AFTER: Duration = Duration::from_secs(300);
+/// So many are remembered before those that are over are looked for.
+const MANY: usize = 4096;
+/// An object's name may have 253 characters; the time needs 17.
+const NAME_ROOM: usize = 230;
 
 /// Says things of which nobody waits for the end, in the background, while others act. What is still
 /// unsaid when the program ends stays so.
@@ -54,54 +65,52 @@ async fn publish(teller: Arc<Teller>, said: UnboundedReceiver<Said>) {
     });
     let teller = &*teller;
     all.for_each_concurrent(PARALLEL, |said| async move {
-        teller.tell_once(said).await;
+        let Said { pod, reason, action, note } = said;
+        teller.write(&pod, EventType::Normal, reason, action, &note).await;
     })
     .await;
+}
+
+/// What was said lately, by the pod's uid and the reason.
+#[derive(Debug, Default)]
+struct Lately(BTreeMap<(String, String), (String, Instant)>);
+
+impl Lately {
+    /// Whether this is to be said, and remembers that it was.
+    fn is_news(&mut self, pod: &PodName, reason: &str, note: &str, now: Instant) -> bool {
+        let fresh = |at: Instant| now.saturating_duration_since(at) < AGAIN_AFTER;
+        let key = (pod.uid.clone(), reason.to_owned());
+        if self.0.get(&key).is_some_and(|(before, at)| before == note && fresh(*at)) {
+            return false;
+        }
+        // Looked through once for so many that came, not for each.
+        if self.0.len() >= MANY && self.0.len().is_power_of_two() {
+            self.0.retain(|_, (_, at)| fresh(*at));
+        }
+        self.0.insert(key, (note.to_owned(), now));
+        true
+    }
 }
 
 /// Writes events in the name of one program.
 pub(crate) struct Teller {
     client: Client,
-    reporter: Reporter,
-    recorder: Recorder,
+    program: String,
+    instance: String,
+    lately: Mutex<Lately>,
 }
 
 impl Teller {
     pub(crate) fn new(client: Client, program: &str, instance: &str) -> Self {
-        let reporter =
-            Reporter { controller: program.to_owned(), instance: Some(instance.to_owned()) };
-        let recorder = Recorder::new(client.clone(), reporter.clone());
-        Teller { client, reporter, recorder }
-    }
-
-    /// Says something that is said of a pod but once. The recorder would remember it for minutes and
-    /// look through all that it remembers at each event, to count what is said again.
-    async fn tell_once(&self, said: Said) {
-        let Said { pod, reason, action, note } = said;
-        let now = jiff::Timestamp::now();
-        let event = Written {
-            metadata: ObjectMeta {
-                name: Some(format!("{}.{:x}", pod.name, now.as_nanosecond())),
-                namespace: Some(pod.namespace.clone()),
-                ..ObjectMeta::default()
-            },
-            action: Some(action.to_owned()),
-            event_time: Some(MicroTime(now)),
-            note: Some(note),
-            reason: Some(reason.to_owned()),
-            regarding: Some(subject(&pod)),
-            reporting_controller: Some(self.reporter.controller.clone()),
-            reporting_instance: self.reporter.instance.clone(),
-            type_: Some("Normal".to_owned()),
-            ..Written::default()
-        };
-        let api: Api<Written> = Api::namespaced(self.client.clone(), &pod.namespace);
-        if let Err(error) = api.create(&PostParams::default(), &event).await {
-            tracing::warn!(pod = pod.path(), %error, "an event could not be written");
+        Teller {
+            client,
+            program: program.to_owned(),
+            instance: instance.to_owned(),
+            lately: Mutex::default(),
         }
     }
 
-    /// Says something about a pod; a failure is logged, because an event is no more than a word.
+    /// Says something about a pod, unless the same was said of it a moment ago.
     pub(crate) async fn tell(
         &self,
         pod: &PodName,
@@ -110,19 +119,53 @@ impl Teller {
         action: &str,
         note: &str,
     ) {
-        let mut note = note.to_owned();
-        note.truncate(note.floor_char_boundary(1000));
-        let event = Event {
-            type_,
-            reason: reason.to_owned(),
-            note: Some(note),
-            action: action.to_owned(),
-            secondary: None,
+        let news = self.lately.lock().unwrap_or_else(PoisonError::into_inner).is_news(
+            pod,
+            reason,
+            note,
+            Instant::now(),
+        );
+        if news {
+            self.write(pod, type_, reason, action, note).await;
+        }
+    }
+
+    /// Writes it; a failure is logged, because an event is no more than a word.
+    async fn write(&self, pod: &PodName, type_: EventType, reason: &str, action: &str, note: &str) {
+        let now = jiff::Timestamp::now();
+        let event = Written {
+            metadata: ObjectMeta {
+                name: Some(event_name(&pod.name, now)),
+                namespace: Some(pod.namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            action: Some(action.to_owned()),
+            event_time: Some(MicroTime(now)),
+            note: Some(note[..note.floor_char_boundary(1000)].to_owned()),
+            reason: Some(reason.to_owned()),
+            regarding: Some(subject(pod)),
+            reporting_controller: Some(self.program.clone()),
+            reporting_instance: Some(self.instance.clone()),
+            type_: Some(
+                match type_ {
+                    EventType::Normal => "Normal",
+                    EventType::Warning => "Warning",
+                }
+                .to_owned(),
+            ),
+            ..Written::default()
         };
-        if let Err(error) = self.recorder.publish(&event, &subject(pod)).await {
+        let api: Api<Written> = Api::namespaced(self.client.clone(), &pod.namespace);
+        if let Err(error) = api.create(&PostParams::default(), &event).await {
             tracing::warn!(pod = pod.path(), %error, "an event could not be written");
         }
     }
+}
+
+/// The pod's name, or as much of it as there is room for, and the moment.
+fn event_name(pod: &str, at: jiff::Timestamp) -> String {
+    let room = pod[..pod.floor_char_boundary(NAME_ROOM)].trim_end_matches(['.', '-']);
+    format!("{room}.{:x}", at.as_nanosecond())
 }
 
 fn subject(pod: &PodName) -> ObjectReference {
@@ -133,5 +176,44 @@ fn subject(pod: &PodName) -> ObjectReference {
         namespace: Some(pod.namespace.clone()),
         uid: Some(pod.uid.clone()),
         ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(uid: &str) -> PodName {
+        PodName { namespace: "d".into(), name: "p".into(), uid: uid.into() }
+    }
+
+    #[test]
+    fn new_words_are_said_at_once_and_old_ones_after_a_while() {
+        let (mut lately, now) = (Lately::default(), Instant::now());
+        assert!(lately.is_news(&pod("u"), "FailedScheduling", "no GPU", now));
+        assert!(!lately.is_news(&pod("u"), "FailedScheduling", "no GPU", now + AGAIN_AFTER / 2));
+        assert!(lately.is_news(&pod("u"), "FailedScheduling", "no memory", now));
+        assert!(lately.is_news(&pod("u"), "EvictionRefused", "no memory", now));
+        assert!(lately.is_news(&pod("v"), "FailedScheduling", "no memory", now));
+        assert!(lately.is_news(&pod("u"), "FailedScheduling", "no memory", now + AGAIN_AFTER));
+    }
+
+    #[test]
+    fn what_is_over_is_forgotten_some_time() {
+        let (mut lately, now) = (Lately::default(), Instant::now());
+        for n in 0..MANY {
+            assert!(lately.is_news(&pod(&format!("u{n}")), "Moved", "x", now));
+        }
+        assert_eq!(lately.0.len(), MANY);
+        assert!(lately.is_news(&pod("v"), "Moved", "x", now + AGAIN_AFTER));
+        assert_eq!(lately.0.len(), 1);
+    }
+
+    #[test]
+    fn a_long_name_leaves_room_for_the_moment() {
+        let name = event_name(&"a".repeat(253), jiff::Timestamp::now());
+        assert!(name.len() <= 253, "{name}");
+        let cut = event_name(&format!("{}.{}", "a".repeat(229), "b"), jiff::Timestamp::UNIX_EPOCH);
+        assert_eq!(cut, format!("{}.0", "a".repeat(229)));
     }
 }

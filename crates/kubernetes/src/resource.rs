@@ -8,6 +8,10 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Memory is lent in whole steps: GPUs that differ by a few bytes are planned as one kind, and a few
+/// bytes more or less are not worth a write.
+pub(crate) const MEMORY_STEP: u64 = 256 << 20;
+
 /// One physical GPU. Its name is the UUID in lower case.
 #[derive(CustomResource, Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(

@@ -113,8 +113,12 @@ impl Supervisor {
         if let Some(running) = self.online.as_ref().and_then(|online| online.running.as_ref()) {
             ours.extend(running.processes());
         }
-        let strange =
-            |pid: &&u32| !ours.contains(pid) && !is_of_mps(**pid) && process::is_there(**pid);
+        // What a guest does without the interposer is looked at above.
+        let guest = self.guest.as_ref().map(|guest| guest.job.clone());
+        let is_guest = |pid: u32| guest.as_ref().is_some_and(|job| is_of_pod(pid, job.as_str()));
+        let strange = |pid: &&u32| {
+            !ours.contains(pid) && !is_of_mps(**pid) && process::is_there(**pid) && !is_guest(**pid)
+        };
         let now = Instant::now();
         let found: BTreeSet<u32> = on_gpu.iter().filter(strange).copied().collect();
         self.others.retain(|pid, _| found.contains(pid));
@@ -128,9 +132,10 @@ impl Supervisor {
             return;
         }
         // Nothing is placed beside it; what was there before it came leaves.
+        let pids: Vec<String> = outside.iter().map(u32::to_string).collect();
+        let cause = format!("process {} runs outside MPS", pids.join(", "));
+        self.stop_guest(None, &StopReason::Health(cause.clone()));
         if self.offline.as_ref().is_some_and(|offline| offline.reason.is_none()) {
-            let pids: Vec<String> = outside.iter().map(u32::to_string).collect();
-            let cause = format!("process {} runs outside MPS", pids.join(", "));
             self.begin_stop(StopReason::Health(cause));
         }
         if outside != before {

@@ -33,8 +33,9 @@ pub(crate) struct SchedulerArgs {
     /// Seconds between two plans that may move running jobs.
     #[arg(long, default_value_t = 900, value_name = "SECONDS")]
     interval: u64,
-    /// Seconds after which a GPU whose agent is silent takes no new job.
-    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    /// Seconds after which a GPU whose agent is silent takes no new job; at least twice the agents'
+    /// --report-every.
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     stale_after: u64,
     /// Address of /metrics and /healthz, such as 0.0.0.0:9471; none serves none.
     #[arg(long, value_name = "ADDRESS")]

@@ -21,8 +21,9 @@ use crate::node::ground::Ground;
 use crate::node::{guests, report};
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A kubelet removes the slices of a driver that it misses; what is unchanged costs nothing to say.
-const AGAIN_AFTER: Duration = Duration::from_secs(60);
+/// A kubelet removes the slices of a driver that it misses; what is unchanged, its generation included,
+/// changes nothing in the store and wakes nobody.
+const AGAIN_AFTER: Duration = Duration::from_secs(300);
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 const WRITER: &str = "muxflow-agent-dra";
 
@@ -73,42 +74,52 @@ pub(crate) struct Publisher {
     ground: Arc<Ground>,
     node: String,
     owner: Option<OwnerReference>,
-    told: Option<(Vec<Value>, Instant)>,
+    /// What was published last, and of which generation it is.
+    told: Option<(Vec<Value>, i64)>,
+    /// When to publish, whether something has changed or not.
+    again_at: Instant,
 }
 
 impl Publisher {
     pub(crate) fn new(client: Client, ground: Arc<Ground>, node: &str) -> Self {
         let slices = Api::all_with(client.clone(), &resource("ResourceSlice", "resourceslices"));
         let node = node.to_owned();
-        Publisher { slices, client, ground, node, owner: None, told: None }
+        let again_at = Instant::now();
+        Publisher { slices, client, ground, node, owner: None, told: None, again_at }
     }
 
     pub(crate) async fn run(mut self, registered: Arc<Notify>, mut stop: watch::Receiver<bool>) {
         loop {
             let now = devices(&self.ground);
-            let known = self.told.as_ref();
-            if known.is_none_or(|(told, at)| *told != now || at.elapsed() > AGAIN_AFTER) {
-                match tokio::time::timeout(REQUEST_LIMIT, self.publish(&now)).await {
-                    Ok(Ok(())) => self.told = Some((now, Instant::now())),
+            let same = self.told.as_ref().filter(|(told, _)| *told == now);
+            let known = same.map(|(_, generation)| *generation);
+            if known.is_none() || Instant::now() >= self.again_at {
+                // Grows with each change, also across restarts.
+                let fresh = || jiff::Timestamp::now().as_millisecond();
+                let generation = known.unwrap_or_else(fresh);
+                let publishing = self.publish(&now, generation);
+                match tokio::time::timeout(REQUEST_LIMIT, publishing).await {
+                    Ok(Ok(())) => {
+                        self.told = Some((now, generation));
+                        self.again_at = Instant::now() + AGAIN_AFTER;
+                    }
                     Ok(Err(error)) => tracing::warn!(%error, "the devices cannot be published"),
                     Err(_) => tracing::warn!("the API server does not take the devices in time"),
                 }
             }
             tokio::select! {
                 () = tokio::time::sleep(LOOK_EVERY) => {}
-                () = registered.notified() => self.told = None,
+                () = registered.notified() => self.again_at = Instant::now(),
                 _ = stop.wait_for(|stop| *stop) => return,
             }
         }
     }
 
-    async fn publish(&mut self, devices: &[Value]) -> Result<(), KubeError> {
+    async fn publish(&mut self, devices: &[Value], generation: i64) -> Result<(), KubeError> {
         if self.owner.is_none() {
             self.owner = report::owner(&self.client, &self.node).await?;
         }
         let name = format!("{}-{DRIVER}", self.node);
-        // Grows with each change, also across restarts.
-        let generation = jiff::Timestamp::now().as_millisecond();
         let object = json!({"apiVersion": API, "kind": "ResourceSlice",
             "metadata": {"name": name, "ownerReferences": self.owner.as_slice()},
             "spec": {"driver": DRIVER, "nodeName": self.node, "devices": devices,

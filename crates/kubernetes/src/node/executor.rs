@@ -52,6 +52,11 @@ pub struct Reading {
     pub sample: SampleStatus,
     /// The guest that is on it.
     pub guest: Option<JobId>,
+    /// Whether a guest may come now: a GPU that is well may yet cool down after an illness, or its
+    /// host may have no room.
+    pub placeable: bool,
+    /// Processes on it that are outside MPS, beside which nobody can be.
+    pub outside: Vec<u32>,
 }
 
 /// The executor of a node's GPUs, as far as a cluster is concerned.
@@ -151,6 +156,8 @@ impl Executor for LocalAgent {
                 memory_used_bytes: used_bytes,
             },
             guest: status.offline.map(|(job, _)| job),
+            placeable: status.placeable,
+            outside: status.outside,
         })
     }
 

@@ -31,10 +31,26 @@ pub(crate) fn render(executor: &dyn Executor, services: &Services) -> String {
                 "{name}{{namespace=\"{}\",pod=\"{}\",service=\"{}\",gpu=\"{gpu}\"}} {}",
                 service.namespace,
                 service.pod,
-                service.service.replace('"', ""),
+                label(&service.service),
                 value / 100.0
             );
         }
     }
     text
+}
+
+/// A value of a label as Prometheus reads it: whatever somebody calls a service, it ends no line.
+fn label(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_ends_neither_its_quotes_nor_its_line() {
+        assert_eq!(label("shop/web"), "shop/web");
+        assert_eq!(label("a\"b\nc\\d"), r#"a\"b\nc\\d"#);
+    }
 }

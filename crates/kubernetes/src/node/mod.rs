@@ -11,6 +11,7 @@ pub mod ground;
 pub mod guests;
 pub mod identity;
 pub mod metrics;
+mod news;
 pub mod placed;
 pub mod report;
 
@@ -42,7 +43,7 @@ pub struct Settings {
     pub places: Places,
     /// Be a driver for claims too; none without.
     pub dra: Option<Sockets>,
-    /// How often an unchanged GPU is reported.
+    /// How often an unchanged GPU is reported at least. What matters is reported when it changes.
     pub report_every: Duration,
     /// How long the first list of pods may take.
     pub patience: Duration,
@@ -55,7 +56,7 @@ impl Settings {
             node: node.to_owned(),
             places: Places::default(),
             dra: None,
-            report_every: Duration::from_secs(10),
+            report_every: Duration::from_secs(120),
             patience: Duration::from_secs(60),
         }
     }

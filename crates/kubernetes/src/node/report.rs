@@ -1,8 +1,8 @@
-//! Writes the `Gpu` objects of this node: at once when a state changes, else at a modest rate.
+//! Writes the `Gpu` objects of this node: at once when something changes that matters, else rarely.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
@@ -14,16 +14,19 @@ use tokio::sync::{Notify, watch};
 use super::Settings;
 use super::executor::{LocalGpu, Reading};
 use super::ground::Ground;
+use super::news::{self, Written};
 use super::placed;
 use crate::device::wire::Holders;
 use crate::names;
-use crate::resource::{Gpu, GpuSpec, GpuStatus, OnlineStatus};
+use crate::resource::{Gpu, GpuSpec, GpuStatus, OnlineStatus, State};
 use crate::scheduler::pods;
 
-/// No GPU is written more often than this, however often it changes.
-const AT_MOST_EVERY: Duration = Duration::from_secs(1);
+/// How often the GPUs and their services are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 const WRITER: &str = "muxflow-agent";
+/// The name of processes that nobody has declared, and that cannot share.
+const OUTSIDE: &str = "outside-mps";
 
 /// An online pod on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,6 +98,7 @@ pub(crate) struct Reporter {
     services: Arc<Services>,
     owner: Option<OwnerReference>,
     created: BTreeSet<String>,
+    written: BTreeMap<String, Written>,
 }
 
 impl Reporter {
@@ -112,6 +116,7 @@ impl Reporter {
             services,
             owner: None,
             created: BTreeSet::new(),
+            written: BTreeMap::new(),
         }
     }
 
@@ -122,11 +127,11 @@ impl Reporter {
                 self.report(&gpu).await;
             }
             tokio::select! {
-                () = tokio::time::sleep(AT_MOST_EVERY) => {}
+                () = tokio::time::sleep(news::AT_MOST_EVERY) => {}
                 _ = stop.wait_for(|stop| *stop) => return,
             }
             tokio::select! {
-                () = tokio::time::sleep(self.every.saturating_sub(AT_MOST_EVERY)) => {}
+                () = tokio::time::sleep(LOOK_EVERY.min(self.every)) => {}
                 () = urgent.notified() => {}
                 _ = stop.wait_for(|stop| *stop) => return,
             }
@@ -176,8 +181,16 @@ impl Reporter {
         if reading.sms == 0 {
             return; // Not counted yet; the first probe does that.
         }
-        match tokio::time::timeout(REQUEST_LIMIT, self.write(gpu, &reading)).await {
-            Ok(Ok(())) => {}
+        let status = self.status(gpu, &reading);
+        let (before, now) = (self.written.get(&gpu.uuid), Instant::now());
+        if !news::is_due(before, &status, &gpu.uuid, self.every, now) {
+            return;
+        }
+        match tokio::time::timeout(REQUEST_LIMIT, self.write(gpu, &reading, &status)).await {
+            Ok(Ok(())) => {
+                self.written.insert(gpu.uuid.clone(), Written { status, at: now });
+                return;
+            }
             Ok(Err(error)) => {
                 // Somebody may have deleted the object; it is made again next time.
                 self.created.remove(&gpu.uuid);
@@ -185,9 +198,16 @@ impl Reporter {
             }
             Err(_) => tracing::warn!(gpu = gpu.uuid, "the API server does not answer"),
         }
+        // Whatever the API server has made of it: it is said again.
+        self.written.remove(&gpu.uuid);
     }
 
-    async fn write(&mut self, gpu: &LocalGpu, reading: &Reading) -> Result<(), KubeError> {
+    async fn write(
+        &mut self,
+        gpu: &LocalGpu,
+        reading: &Reading,
+        status: &GpuStatus,
+    ) -> Result<(), KubeError> {
         let api: Api<Gpu> = Api::all(self.client.clone());
         let apply = PatchParams::apply(WRITER).force();
         let name = gpu.uuid.to_lowercase();
@@ -207,7 +227,6 @@ impl Reporter {
             api.patch(&name, &apply, &Patch::Apply(&object)).await?;
             self.created.insert(gpu.uuid.clone());
         }
-        let status = self.status(gpu, reading);
         let object = json!({"apiVersion": "muxflow.dev/v1alpha1", "kind": "Gpu",
             "metadata": {"name": name}, "status": status});
         api.patch_status(&name, &apply, &Patch::Apply(&object)).await.map(drop)
@@ -217,26 +236,57 @@ impl Reporter {
         let service = self.services.read().get(&gpu.uuid).cloned();
         let guests = self.ground.guests();
         let job = guests.values().find(|attached| attached.gpu == gpu.uuid);
+        let in_mps = gpu.mps_pipe.is_some() && reading.outside.is_empty();
+        let online = service.map(|service| OnlineStatus {
+            service: service.service,
+            workload: service.workload,
+            predicted_sm_activity_pct: reading.demand_pct,
+            memory_bytes: reading.online_memory_bytes,
+            critical: service.critical,
+            uid: service.uid,
+            in_mps,
+        });
+        let (state, reason) = standing(reading);
         GpuStatus {
-            state: reading.state,
-            reason: reading.reason.clone(),
+            state,
+            reason,
             observed_at: Time(jiff::Timestamp::now()),
             share_sms: reading.share_sms,
             quota_bytes: reading.quota_bytes,
             multi_user: gpu.multi_user,
-            online: service.map(|service| OnlineStatus {
-                service: service.service,
-                workload: service.workload,
-                predicted_sm_activity_pct: reading.demand_pct,
-                memory_bytes: reading.online_memory_bytes,
-                critical: service.critical,
-                uid: service.uid,
-                in_mps: gpu.mps_pipe.is_some(),
-            }),
+            online: online.or_else(|| undeclared(reading)),
             job: job.map(|attached| attached.pod.path()),
             sample: Some(reading.sample),
         }
     }
+}
+
+/// The state that the cluster is told, and why. A GPU that is well but takes nobody now is no place for
+/// a pod; for a guest that is there, the health machine alone counts.
+fn standing(reading: &Reading) -> (State, Option<String>) {
+    if !reading.outside.is_empty() {
+        let pids: Vec<String> = reading.outside.iter().map(u32::to_string).collect();
+        let why = format!("process {} runs outside MPS", pids.join(", "));
+        return (reading.state, Some(why));
+    }
+    if reading.state == State::Healthy && reading.guest.is_none() && !reading.placeable {
+        let why = "it cools down, or its host has no room for a job";
+        return (State::Unhealthy, reading.reason.clone().or_else(|| Some(why.to_owned())));
+    }
+    (reading.state, reading.reason.clone())
+}
+
+/// Whoever uses the GPU outside MPS without having been given it: nobody can be beside it.
+fn undeclared(reading: &Reading) -> Option<OnlineStatus> {
+    (!reading.outside.is_empty()).then(|| OnlineStatus {
+        service: OUTSIDE.to_owned(),
+        workload: OUTSIDE.to_owned(),
+        predicted_sm_activity_pct: reading.demand_pct,
+        memory_bytes: reading.online_memory_bytes,
+        critical: false,
+        uid: None,
+        in_mps: false,
+    })
 }
 
 #[cfg(test)]
@@ -258,5 +308,45 @@ mod tests {
         let service = service_of(&bare);
         assert_eq!((service.service.as_str(), service.workload.as_str()), ("b/a", "bert"));
         assert!(service.critical);
+    }
+
+    fn reading() -> Reading {
+        Reading {
+            state: State::Healthy,
+            reason: None,
+            sms: 40,
+            share_sms: 20,
+            quota_bytes: 8 << 30,
+            demand_pct: 30.0,
+            online_activity_pct: None,
+            online_memory_bytes: 1 << 30,
+            sample: crate::resource::SampleStatus::default(),
+            guest: None,
+            placeable: true,
+            outside: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_gpu_that_takes_nobody_now_is_no_place_for_a_pod() {
+        assert_eq!(standing(&reading()), (State::Healthy, None));
+        let (state, why) = standing(&Reading { placeable: false, ..reading() });
+        assert_eq!(state, State::Unhealthy);
+        assert!(why.unwrap().contains("cools down"));
+        // With a guest on it, a GPU never takes another.
+        let guest = muxflow_types::JobId::new("j").ok();
+        let held = Reading { placeable: false, guest, ..reading() };
+        assert_eq!(standing(&held).0, State::Healthy);
+        let ill = Reading { placeable: false, state: State::Overlimit, ..reading() };
+        assert_eq!(standing(&ill).0, State::Overlimit);
+    }
+
+    #[test]
+    fn a_process_outside_mps_is_told_as_a_service_that_cannot_share() {
+        assert_eq!(undeclared(&reading()), None);
+        let strange = Reading { outside: vec![7, 9], ..reading() };
+        let told = undeclared(&strange).unwrap();
+        assert_eq!((told.service.as_str(), told.in_mps), (OUTSIDE, false));
+        assert_eq!(standing(&strange).1.unwrap(), "process 7, 9 runs outside MPS");
     }
 }

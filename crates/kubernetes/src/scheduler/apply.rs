@@ -24,20 +24,22 @@ use super::decide::Action;
 use super::lease::Valid;
 use super::pods::{Hold, PodName};
 use super::snapshot::Assumed;
+use super::told::Told;
 use crate::events::{Later, Teller};
 use crate::names;
 
 /// How many requests are under way at once.
 const PARALLEL: usize = 16;
+/// A binding that was not answered may have been made; the GPU is kept for the pod for so long.
+const UNSURE_FOR: Duration = Duration::from_secs(30);
 
 /// Sends requests as long as this replica may act.
 pub(crate) struct Hands {
     client: Client,
     teller: Arc<Teller>,
     later: Later,
-    /// What each pod was last told, so that nothing is told twice. Lost on a restart; then the pod's
-    /// own condition says what it was told.
-    told: BTreeMap<String, String>,
+    /// What each pod was last told, so that nothing is told twice.
+    told: Told,
 }
 
 /// Whether a request may still be sent.
@@ -63,6 +65,8 @@ impl Permit {
 pub(crate) struct Outcome {
     /// Bindings that were made.
     pub(crate) bound: Vec<(PodName, Assumed)>,
+    /// Bindings that were perhaps made: nobody answered.
+    pub(crate) unsure: Vec<(PodName, Assumed)>,
     /// Evictions that were accepted.
     pub(crate) evicted: usize,
     /// Requests that were refused or failed; worth another cycle soon.
@@ -70,27 +74,31 @@ pub(crate) struct Outcome {
     /// Requests that were not sent, because the time to act was over; the next cycle sends what is
     /// still right.
     pub(crate) postponed: usize,
+    /// Pods that could not be told yet why they wait.
+    pub(crate) untold: usize,
 }
 
 enum Answer {
     Bound(PodName, Assumed),
+    Unsure(PodName, Assumed),
     Evicted,
     Told(String, String),
     Nothing,
     Failed,
     Postponed,
+    Untold,
 }
 
 impl std::fmt::Debug for Hands {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hands").field("told", &self.told.len()).finish_non_exhaustive()
+        f.debug_struct("Hands").field("told", &self.told).finish_non_exhaustive()
     }
 }
 
 impl Hands {
     pub(crate) fn new(client: Client, identity: &str) -> Self {
         let teller = Arc::new(Teller::new(client.clone(), "muxflow-scheduler", identity));
-        Hands { later: Later::new(Arc::clone(&teller)), teller, client, told: BTreeMap::new() }
+        Hands { later: Later::new(Arc::clone(&teller)), teller, client, told: Told::default() }
     }
 
     /// Sends all requests as long as it is permitted, each with at most `patience` for its answer.
@@ -104,20 +112,39 @@ impl Hands {
         let by_uid: BTreeMap<&str, &Arc<Pod>> =
             pods.iter().filter_map(|p| Some((p.metadata.uid.as_deref()?, p))).collect();
         let living: BTreeSet<&str> = by_uid.keys().copied().collect();
-        self.told.retain(|uid, _| living.contains(uid.as_str()));
+        self.told.forget_all_but(&living);
+        let now = Instant::now();
+        let actions: Vec<Action> = actions
+            .into_iter()
+            .filter(|action| match action {
+                Action::Wait { pod, note } => {
+                    let before = by_uid.get(pod.uid.as_str()).and_then(|p| waiting_message(p));
+                    self.told.is_news(&pod.uid, note, before.as_deref(), now)
+                }
+                Action::Held { pod, note, .. } => {
+                    let before = by_uid.get(pod.uid.as_str()).and_then(|p| held_message(p));
+                    self.told.is_news(&pod.uid, note, before.as_deref(), now)
+                }
+                Action::Bind { .. } | Action::Evict { .. } => true,
+            })
+            .collect();
         let this = &*self;
         let by_uid = &by_uid;
         let answers: Vec<Answer> = futures::stream::iter(actions)
             .map(|action| async move {
                 if !permit.holds() {
-                    return Answer::Postponed;
+                    return match action {
+                        Action::Bind { .. } | Action::Evict { .. } => Answer::Postponed,
+                        Action::Wait { .. } | Action::Held { .. } => Answer::Untold,
+                    };
                 }
+                let perhaps = perhaps(&action);
                 let request = this.send(action, by_uid);
                 match tokio::time::timeout(patience, request).await {
                     Ok(answer) => answer,
                     Err(_) => {
                         tracing::warn!(?patience, "a request was not answered in time");
-                        Answer::Failed
+                        perhaps.map_or(Answer::Failed, |(pod, a)| Answer::Unsure(pod, a))
                     }
                 }
             })
@@ -128,13 +155,16 @@ impl Hands {
         for answer in answers {
             match answer {
                 Answer::Bound(pod, assumed) => outcome.bound.push((pod, assumed)),
-                Answer::Evicted => outcome.evicted += 1,
-                Answer::Told(uid, note) => {
-                    self.told.insert(uid, note);
+                Answer::Unsure(pod, assumed) => {
+                    outcome.failed += 1;
+                    outcome.unsure.push((pod, assumed));
                 }
+                Answer::Evicted => outcome.evicted += 1,
+                Answer::Told(uid, note) => self.told.was_told(uid, note, Instant::now()),
                 Answer::Nothing => {}
                 Answer::Failed => outcome.failed += 1,
                 Answer::Postponed => outcome.postponed += 1,
+                Answer::Untold => outcome.untold += 1,
             }
         }
         outcome
@@ -151,21 +181,21 @@ impl Hands {
                 }
                 self.bind(pod, node, gpu, annotations).await
             }
-            Action::Evict { pod, reason, note } => self.evict(pod, reason, note).await,
-            Action::Wait { pod, note } => {
-                let before = pods.get(pod.uid.as_str()).and_then(|p| waiting_message(p));
-                self.tell_waiting(pod, note, before).await
-            }
-            Action::Held { pod, hold, note } => {
-                let before = pods.get(pod.uid.as_str()).and_then(|p| held_message(p));
-                self.tell_held(pod, hold, note, before).await
-            }
+            Action::Evict { pod, reason, note, .. } => self.evict(pod, reason, note).await,
+            Action::Wait { pod, note } => self.tell_waiting(pod, note).await,
+            Action::Held { pod, hold, note } => self.tell_held(pod, hold, note).await,
         }
     }
 
     async fn not_allocated(&self, pod: PodName, object: &Pod, problem: Problem) -> Answer {
         match problem {
-            Problem::Waits(note) => self.tell_waiting(pod, note, waiting_message(object)).await,
+            Problem::Waits(note) => {
+                let before = waiting_message(object);
+                if !self.told.is_news(&pod.uid, &note, before.as_deref(), Instant::now()) {
+                    return Answer::Nothing;
+                }
+                self.tell_waiting(pod, note).await
+            }
             Problem::Failed(error) => {
                 tracing::warn!(pod = pod.path(), %error, "the claim was not allocated");
                 Answer::Failed
@@ -201,7 +231,7 @@ impl Hands {
             Ok(_) => {
                 let note = format!("bound to GPU {gpu} on node {node}");
                 self.later.tell(pod.clone(), "Scheduled", "Binding", note);
-                Answer::Bound(pod, Assumed { node, gpu })
+                Answer::Bound(pod, Assumed { node, gpu, until: None })
             }
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
                 tracing::info!(
@@ -213,7 +243,14 @@ impl Hands {
             }
             Err(error) => {
                 tracing::warn!(pod = pod.path(), node, %error, "the binding failed");
-                Answer::Failed
+                // A refusal is certain; anything else may have come after the binding was made.
+                match error {
+                    kube::Error::Api(status) if status.code < 500 => Answer::Failed,
+                    _ => {
+                        let until = Some(Instant::now() + UNSURE_FOR);
+                        Answer::Unsure(pod, Assumed { node, gpu, until })
+                    }
+                }
             }
         }
     }
@@ -247,26 +284,14 @@ impl Hands {
     }
 
     /// Says that a pod stays where it is, and what its owner can do about it.
-    async fn tell_held(
-        &self,
-        pod: PodName,
-        hold: Hold,
-        note: String,
-        before: Option<String>,
-    ) -> Answer {
-        if self.told.get(&pod.uid).or(before.as_ref()) == Some(&note) {
-            return Answer::Nothing;
-        }
+    async fn tell_held(&self, pod: PodName, hold: Hold, note: String) -> Answer {
         let condition = json!({
             "type": names::MOVABLE_CONDITION, "status": "False", "reason": hold.word(), "message": note,
         });
         self.tell(pod, condition, EventType::Normal, ["NotMoved", "Reschedule"], note).await
     }
 
-    async fn tell_waiting(&self, pod: PodName, note: String, before: Option<String>) -> Answer {
-        if self.told.get(&pod.uid).or(before.as_ref()) == Some(&note) {
-            return Answer::Nothing;
-        }
+    async fn tell_waiting(&self, pod: PodName, note: String) -> Answer {
         let condition = json!({
             "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": note,
         });
@@ -303,6 +328,13 @@ impl Hands {
     async fn event(&self, pod: &PodName, type_: EventType, reason: &str, action: &str, note: &str) {
         self.teller.tell(pod, type_, reason, action, note).await;
     }
+}
+
+/// Where a pod may be once its binding was sent, whatever the answer.
+fn perhaps(action: &Action) -> Option<(PodName, Assumed)> {
+    let Action::Bind { pod, node, gpu, .. } = action else { return None };
+    let until = Some(Instant::now() + UNSURE_FOR);
+    Some((pod.clone(), Assumed { node: node.clone(), gpu: gpu.clone(), until }))
 }
 
 fn waiting_message(pod: &Pod) -> Option<String> {

@@ -164,6 +164,8 @@ pub(crate) fn requests(pod: &Pod) -> Amounts {
             quantity::add(&mut total, &container_requests(container));
         }
         quantity::maximum(&mut total, &initial);
+        // What is asked for the pod as a whole counts instead of what its containers ask for.
+        total.extend(quantity::amounts(spec.resources.as_ref().and_then(|r| r.requests.as_ref())));
         quantity::add(&mut total, &quantity::amounts(spec.overhead.as_ref()));
     }
     total.insert("pods".to_owned(), 1000);
@@ -333,6 +335,9 @@ mod tests {
         }));
         assert_eq!(requests(&p)["cpu"], 850);
         assert_eq!(requests(&p)["pods"], 1000);
+        let whole = pod(json!({"containers": [container(json!({"cpu": "1", "x": "2"}))],
+            "resources": {"requests": {"cpu": "3"}}, "overhead": {"cpu": "50m"}}));
+        assert_eq!((requests(&whole)["cpu"], requests(&whole)["x"]), (3050, 2000));
         let n = node(json!({}), json!({}));
         let big = json!({"containers": [container(json!({"cpu": "1001m"}))]});
         assert_eq!(obstacle(big, &n), Some(Obstacle::Lacks("cpu".into())));

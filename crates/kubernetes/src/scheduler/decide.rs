@@ -6,7 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muxflow_types::{Assignment, Change, ClusterPlan, Eviction, EvictionReason, GpuId, WaitReason};
+use muxflow_types::{
+    Assignment, Change, ClusterPlan, Eviction, EvictionReason, GpuId, HealthState, WaitReason,
+};
 
 use super::pods::{Hold, PodName};
 use super::snapshot::{Assembled, Planned};
@@ -18,8 +20,9 @@ use crate::quantity;
 pub(crate) enum Action {
     /// Bind a waiting pod.
     Bind { pod: PodName, node: String, gpu: GpuId, annotations: BTreeMap<String, String> },
-    /// Evict a running pod, with the word and the sentence of its event.
-    Evict { pod: PodName, reason: &'static str, note: String },
+    /// Evict a running pod, with the word and the sentence of its event; forced, when it could not have
+    /// stayed.
+    Evict { pod: PodName, reason: &'static str, note: String, forced: bool },
     /// Say why a pod waits.
     Wait { pod: PodName, note: String },
     /// Say why a running pod is not moved, and what its owner can do about it.
@@ -30,12 +33,18 @@ pub(crate) enum Action {
 /// danger, bindings use what is free, explanations can wait.
 pub(crate) fn decide(mut world: Assembled, plan: &ClusterPlan) -> Vec<Action> {
     let mut actions = Vec::new();
+    count_places(&mut world);
     let occupied: BTreeSet<GpuId> =
         world.snapshot.gpus.iter().filter(|g| g.running.is_some()).map(|g| g.gpu.clone()).collect();
     for (pod, gpu) in &world.doubled {
         let note =
             format!("another, older pod holds GPU {gpu}; this one is evicted to be placed anew");
-        actions.push(Action::Evict { pod: pod.clone(), reason: "GpuTakenTwice", note });
+        actions.push(Action::Evict {
+            pod: pod.clone(),
+            reason: "GpuTakenTwice",
+            note,
+            forced: true,
+        });
     }
     for eviction in &plan.evictions {
         if let Some(planned) = world.pods.get(&eviction.job) {
@@ -47,7 +56,9 @@ pub(crate) fn decide(mut world: Assembled, plan: &ClusterPlan) -> Vec<Action> {
         let Some(planned) = world.pods.get(&assignment.job).cloned() else { continue };
         match &assignment.change {
             Change::Stay => told.extend(held_back(&planned)),
-            Change::Restart | Change::Move { .. } => actions.push(relocate(&planned, assignment)),
+            Change::Restart | Change::Move { .. } => {
+                actions.push(relocate(&world, &planned, assignment));
+            }
             Change::Start if occupied.contains(&assignment.gpu) => {
                 let note = format!(
                     "GPU {} is planned for it and will be free once the pod on it has left",
@@ -68,7 +79,7 @@ pub(crate) fn decide(mut world: Assembled, plan: &ClusterPlan) -> Vec<Action> {
     let mut reasons: BTreeMap<usize, Option<String>> = BTreeMap::new();
     for waiting in &plan.waiting {
         let Some(planned) = world.pods.get(&waiting.job) else { continue };
-        if planned.running {
+        if planned.running.is_some() {
             continue; // Being evicted; its successor will be told.
         }
         let note = match waiting.reason {
@@ -91,6 +102,17 @@ pub(crate) fn decide(mut world: Assembled, plan: &ClusterPlan) -> Vec<Action> {
     actions
 }
 
+/// Who runs keeps its place on its node until it is gone, whatever the plan says.
+fn count_places(world: &mut Assembled) {
+    for planned in world.pods.values() {
+        let node = planned.running.as_ref().and_then(|node| world.nodes.get_mut(node));
+        let held = world.requirements[planned.requirement].requests.get(names::OFFLINE_RESOURCE);
+        if let (Some(node), Some(held)) = (node, held) {
+            *node.free.entry(names::OFFLINE_RESOURCE.to_owned()).or_default() -= held;
+        }
+    }
+}
+
 /// A Job that would pay for a move is told so as soon as it runs: its owner can do something about it.
 fn held_back(planned: &Planned) -> Option<Action> {
     let hold = planned.hold.filter(|hold| *hold == Hold::CountsAsFailure)?;
@@ -102,9 +124,7 @@ fn evict(planned: &Planned, eviction: &Eviction) -> Action {
     let pod = planned.pod.clone();
     let gpu = &eviction.gpu;
     let (reason, note) = match &eviction.reason {
-        EvictionReason::Health => {
-            ("GpuOverlimit", format!("the service on GPU {gpu} needs it: offline work leaves"))
-        }
+        EvictionReason::Health => ("GpuOverlimit", ill(gpu)),
         EvictionReason::GpuGone => ("GpuGone", format!("GPU {gpu} is no longer reported")),
         EvictionReason::NoLongerFits(why) => {
             ("NoLongerFits", format!("it no longer fits GPU {gpu}: {why}"))
@@ -122,11 +142,23 @@ fn evict(planned: &Planned, eviction: &Eviction) -> Action {
         Some(hold) => format!("{note} ({})", hold.words()),
         None => note,
     };
-    Action::Evict { pod, reason, note: warning }
+    let forced = eviction.reason != EvictionReason::Displaced;
+    Action::Evict { pod, reason, note: warning, forced }
 }
 
-fn relocate(planned: &Planned, assignment: &Assignment) -> Action {
+/// Why a pod leaves a GPU whose agent cannot see to it.
+fn ill(gpu: &GpuId) -> String {
+    format!("the last word of the agent of GPU {gpu} was that offline work leaves")
+}
+
+fn relocate(world: &Assembled, planned: &Planned, assignment: &Assignment) -> Action {
     let pod = planned.pod.clone();
+    if let Change::Move { from } = &assignment.change
+        && !health(world, from).is_none_or(HealthState::allows_running)
+    {
+        let note = format!("{}; GPU {} is free", ill(from), assignment.gpu);
+        return Action::Evict { pod, reason: "GpuOverlimit", note, forced: true };
+    }
     if let Some(hold) = planned.hold {
         let note = format!("GPU {} would be faster, but {}", assignment.gpu, hold.words());
         return Action::Held { pod, hold, note };
@@ -144,7 +176,13 @@ fn relocate(planned: &Planned, assignment: &Assignment) -> Action {
             format!("restarts to use {} on GPU {}", assignment.share, assignment.gpu),
         ),
     };
-    Action::Evict { pod, reason, note }
+    Action::Evict { pod, reason, note, forced: false }
+}
+
+/// The state of a GPU of the snapshot, whose GPUs are sorted by id.
+fn health(world: &Assembled, gpu: &GpuId) -> Option<HealthState> {
+    let gpus = &world.snapshot.gpus;
+    gpus.binary_search_by(|g| g.gpu.cmp(gpu)).ok().map(|i| gpus[i].health)
 }
 
 /// A binding, if the node still has room after those before it; else why not.
@@ -169,9 +207,7 @@ fn bind(
         ));
     }
     if let Some(view) = world.nodes.get_mut(&node) {
-        let mut taken = requirement.requests.clone();
-        taken.remove(names::OFFLINE_RESOURCE);
-        quantity::subtract(&mut view.free, &taken);
+        quantity::subtract(&mut view.free, &requirement.requests);
     }
     let share = assignment.share;
     let annotations = BTreeMap::from([

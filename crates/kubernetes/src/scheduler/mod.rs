@@ -7,14 +7,18 @@
 //! not shown yet.
 
 mod apply;
+mod brake;
 mod claim;
 mod constraint;
 pub mod counters;
 mod decide;
 mod lease;
 mod models;
+mod offer;
 pub(crate) mod pods;
+mod profiles;
 mod snapshot;
+mod told;
 pub(crate) mod watches;
 
 use std::collections::BTreeMap;
@@ -25,13 +29,14 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use muxflow_policy::cluster::{Memory, Parameters, Planner, lint};
 use muxflow_predictor::Registry;
-use muxflow_types::{ClusterPlan, Micros};
+use muxflow_types::{ClusterPlan, GpuId, Micros};
 use tokio::sync::watch;
 
 use self::apply::{Hands, Outcome, Permit};
+use self::brake::Brake;
 use self::counters::Counters;
 use self::lease::{Claim, Valid};
-use self::models::Models;
+use self::models::{ByKind, Models};
 use self::snapshot::{Assembled, Assumed, View, assemble};
 use self::watches::Watches;
 use crate::Error;
@@ -66,7 +71,7 @@ impl Settings {
             identity: identity.to_owned(),
             lease: Duration::from_secs(15),
             settle: Duration::from_millis(500),
-            stale_after: Duration::from_secs(60),
+            stale_after: Duration::from_secs(300),
             parameters: Parameters::default(),
             counters: Arc::default(),
         }
@@ -184,6 +189,9 @@ struct Leader<'a> {
     /// What the last plan left, and whose speeds are in it.
     memory: (Memory, Arc<Registry>),
     assumed: BTreeMap<String, Assumed>,
+    /// GPUs with a pod that nobody reports, and since when.
+    missing: BTreeMap<GpuId, Micros>,
+    brake: Brake,
 }
 
 impl<'a> Leader<'a> {
@@ -200,6 +208,8 @@ impl<'a> Leader<'a> {
             models: Models::default(),
             memory: (Memory::default(), Arc::default()),
             assumed: BTreeMap::new(),
+            missing: BTreeMap::new(),
+            brake: Brake::default(),
         })
     }
 
@@ -230,8 +240,9 @@ impl<'a> Leader<'a> {
             }
             let began = Instant::now();
             let outcome = self.cycle(reschedule, valid, term).await?;
-            // What was postponed for the lease's sake goes on at once.
-            (wait, settle) = match (outcome.postponed, outcome.failed) {
+            // What was postponed for the lease's sake goes on at once; words can wait.
+            let again = outcome.failed + outcome.untold;
+            (wait, settle) = match (outcome.postponed, again) {
                 (1.., _) => (Duration::ZERO, SOON),
                 (0, 1..) => (RETRY, self.settings.settle),
                 (0, 0) if outcome.bound.is_empty() && outcome.evicted == 0 => {
@@ -252,17 +263,29 @@ impl<'a> Leader<'a> {
         let started = Instant::now();
         let pods = self.watches.pods.state();
         self.forget_what_is_shown(&pods);
-        let world = self.view(reschedule, &pods);
+        let speeds = self.models.registry(&self.watches.models.state());
+        let world = self.view(reschedule, &pods, &speeds);
+        self.note_missing(&world);
         if world.pods.is_empty() && world.refused.is_empty() && world.doubled.is_empty() {
             return Ok(Outcome::default());
         }
         let (jobs, gpus) = (world.snapshot.jobs.len(), world.snapshot.gpus.len());
-        let Some((world, plan)) = self.plan(world).await? else { return Ok(Outcome::default()) };
+        let residents = world.residents;
+        let Some((world, plan)) = self.plan(world, speeds).await? else {
+            return Ok(Outcome::default());
+        };
         let planned = started.elapsed();
-        let actions = decide::decide(world, &plan);
+        let mut actions = decide::decide(world, &plan);
+        let held = self.brake.hold(&mut actions, residents, Instant::now());
+        if held > 0 {
+            tracing::error!(
+                held,
+                "too many pods would be evicted at once; these stay until minutes have passed"
+            );
+        }
         let permit = Permit { valid: valid.clone(), term, until: Instant::now() + SENDING };
         let outcome = self.hands.apply(actions, &pods, &permit, self.settings.lease / 3).await;
-        for (pod, assumed) in &outcome.bound {
+        for (pod, assumed) in outcome.bound.iter().chain(&outcome.unsure) {
             self.assumed.insert(pod.uid.clone(), assumed.clone());
         }
         let counts = [outcome.bound.len(), outcome.evicted, outcome.failed];
@@ -275,6 +298,7 @@ impl<'a> Leader<'a> {
             evicted = outcome.evicted,
             failed = outcome.failed,
             postponed = outcome.postponed,
+            untold = outcome.untold,
             plan_ms = planned.as_secs_f64() * 1e3,
             cycle_ms = started.elapsed().as_secs_f64() * 1e3,
             "a cycle"
@@ -282,7 +306,7 @@ impl<'a> Leader<'a> {
         Ok(outcome)
     }
 
-    fn view(&self, reschedule: bool, pods: &[std::sync::Arc<Pod>]) -> Assembled {
+    fn view(&self, reschedule: bool, pods: &[Arc<Pod>], models: &Registry) -> Assembled {
         assemble(&View {
             at: pods::micros(jiff::Timestamp::now()),
             scheduler: &self.settings.scheduler,
@@ -294,22 +318,27 @@ impl<'a> Leader<'a> {
             nodes: &self.watches.nodes.state(),
             gpus: &self.watches.gpus.state(),
             profiles: &self.watches.profiles.state(),
+            models,
             jobs: &self.watches.jobs.state(),
             assumed: &self.assumed,
+            missing: &self.missing,
         })
     }
 
     /// Plans off the runtime's threads. `None` when the plan breaks its own rules: then nothing of it
     /// is carried out.
-    async fn plan(&mut self, world: Assembled) -> Result<Option<(Assembled, ClusterPlan)>, Error> {
+    async fn plan(
+        &mut self,
+        world: Assembled,
+        speeds: Arc<Registry>,
+    ) -> Result<Option<(Assembled, ClusterPlan)>, Error> {
         let planner = self.planner.clone();
-        let speeds = self.models.registry(&self.watches.models.state());
         let (mut memory, of) = std::mem::take(&mut self.memory);
         if !Arc::ptr_eq(&of, &speeds) {
             memory = Memory::default();
         }
         let planning = tokio::task::spawn_blocking(move || {
-            let plan = planner.plan_next(&mut memory, &world.snapshot, &*speeds)?;
+            let plan = planner.plan_next(&mut memory, &world.snapshot, &ByKind(&speeds))?;
             let findings = lint(&world.snapshot, &plan, planner.parameters());
             Ok::<_, Error>((world, plan, findings, (memory, speeds)))
         });
@@ -330,8 +359,17 @@ impl<'a> Leader<'a> {
         Ok(findings.is_empty().then_some((world, plan)))
     }
 
-    /// Drops assumptions that the watch has caught up with: the pod is shown bound, or not at all.
-    fn forget_what_is_shown(&mut self, pods: &[std::sync::Arc<Pod>]) {
+    /// Remembers since when GPUs with a pod have been missed.
+    fn note_missing(&mut self, world: &Assembled) {
+        self.missing.retain(|gpu, _| world.missing.contains(gpu));
+        for gpu in &world.missing {
+            self.missing.entry(gpu.clone()).or_insert(world.snapshot.at);
+        }
+    }
+
+    /// Drops assumptions that the watch has caught up with: the pod is shown bound, or not at all;
+    /// and those that nothing has come of.
+    fn forget_what_is_shown(&mut self, pods: &[Arc<Pod>]) {
         if self.assumed.is_empty() {
             return;
         }
@@ -340,7 +378,10 @@ impl<'a> Leader<'a> {
             .filter(|p| pods::node(p).is_none())
             .filter_map(|p| p.metadata.uid.as_deref())
             .collect();
-        self.assumed.retain(|uid, _| waiting.contains(uid.as_str()));
+        let now = Instant::now();
+        self.assumed.retain(|uid, assumed| {
+            waiting.contains(uid.as_str()) && assumed.until.is_none_or(|until| now < until)
+        });
     }
 }
 

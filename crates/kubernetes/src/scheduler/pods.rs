@@ -79,6 +79,18 @@ pub(crate) struct Wishes {
     pub(crate) fail_prone: bool,
 }
 
+impl Wishes {
+    /// Of a job that runs and whose annotations can no longer be read: it stays where it is.
+    pub(crate) fn unreadable(pod: &Pod) -> Self {
+        let workload = match WorkloadName::new("unreadable") {
+            Ok(name) => name,
+            Err(_) => unreachable!("a plain word is a workload"),
+        };
+        let fail_prone = annotation(pod, names::FAIL_PRONE) == Some("true");
+        Wishes { workload, memory: Bytes::ZERO, gpu_types: Vec::new(), fail_prone }
+    }
+}
+
 pub(crate) fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(name).map(String::as_str)
 }
@@ -121,6 +133,11 @@ pub(crate) fn wishes(pod: &Pod) -> Result<Wishes, String> {
 pub(crate) fn bound_share(pod: &Pod) -> Option<SmShare> {
     let (sms, total) = annotation(pod, names::SHARE)?.split_once('/')?;
     SmShare::new(SmCount(sms.parse().ok()?), SmCount(total.parse().ok()?)).ok()
+}
+
+/// The cap on memory that the job was started with.
+pub(crate) fn bound_quota(pod: &Pod) -> Option<Bytes> {
+    annotation(pod, names::QUOTA)?.parse().ok().map(Bytes)
 }
 
 /// How much a pod's priority counts: 1 for none or a negative one, and 1 more for each 100, up to the

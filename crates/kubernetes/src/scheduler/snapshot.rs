@@ -7,25 +7,33 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use muxflow_types::{
-    Bytes, ClusterSnapshot, GpuId, GpuSnapshot, GpuType, HealthState, JobId, JobSnapshot, Micros,
-    NodeId, OnlineSnapshot, Percent, ProfileRecord, ServiceId, SmCount, SmShare, WorkloadName,
-};
+use muxflow_predictor::Registry;
+use muxflow_types::{ClusterSnapshot, GpuId, GpuType, JobId, JobSnapshot, Micros, SmShare};
 
 use super::constraint::{self, Obstacle, Requirement};
+use super::offer::{self, Kinds, Seen};
 use super::pods::{self, Hold, PodName, Wishes};
+use super::profiles::Profiles;
 use crate::names;
 use crate::quantity::{self, Amounts};
-use crate::resource::{Gpu, GpuStatus, OnlineStatus, Profile, State};
+use crate::resource::{Gpu, Profile};
+
+/// A pod on a GPU that nobody reports is left alone for so long: its agent may be starting, or somebody
+/// has deleted an object that the agent will write again.
+const GONE_AFTER: Micros = Micros::from_secs(300);
 
 /// A binding that was made but that the watch has not shown yet.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Assumed {
     pub(crate) node: String,
     pub(crate) gpu: GpuId,
+    /// When to believe the watch again, where the API server did not answer: it may have bound the pod
+    /// all the same. None for a binding that was made; the watch will show it.
+    pub(crate) until: Option<Instant>,
 }
 
 /// What the watches show at one moment.
@@ -41,8 +49,17 @@ pub(crate) struct View<'a> {
     pub(crate) nodes: &'a [Arc<Node>],
     pub(crate) gpus: &'a [Arc<Gpu>],
     pub(crate) profiles: &'a [Arc<Profile>],
+    pub(crate) models: &'a Registry,
     pub(crate) jobs: &'a [Arc<Job>],
     pub(crate) assumed: &'a BTreeMap<String, Assumed>,
+    /// GPUs with a pod that nobody reports, and since when.
+    pub(crate) missing: &'a BTreeMap<GpuId, Micros>,
+}
+
+impl View<'_> {
+    fn is_gone(&self, gpu: &GpuId) -> bool {
+        self.missing.get(gpu).is_some_and(|since| self.at.since(*since) >= GONE_AFTER)
+    }
 }
 
 /// A pod in the plan.
@@ -51,7 +68,8 @@ pub(crate) struct Planned {
     pub(crate) pod: PodName,
     pub(crate) requirement: usize,
     pub(crate) hold: Option<Hold>,
-    pub(crate) running: bool,
+    /// The node on which it is.
+    pub(crate) running: Option<String>,
 }
 
 /// The snapshot, and what is needed to carry a plan of it out.
@@ -63,6 +81,10 @@ pub(crate) struct Assembled {
     pub(crate) nodes: BTreeMap<String, NodeView>,
     /// GPUs that are reported but not on offer in this cycle: taken, or about to be free.
     pub(crate) taken: usize,
+    /// Pods that have a GPU.
+    pub(crate) residents: usize,
+    /// GPUs with a pod that nobody reports.
+    pub(crate) missing: BTreeSet<GpuId>,
     /// Pods that cannot be planned, and why.
     pub(crate) refused: Vec<(PodName, String)>,
     /// Pods on a GPU that another, older pod holds.
@@ -78,20 +100,21 @@ pub(crate) struct NodeView {
 
 /// A pod with a GPU.
 #[derive(Debug)]
-struct Resident<'a> {
-    pod: &'a Arc<Pod>,
-    leaving: bool,
+pub(crate) struct Resident<'a> {
+    pub(crate) pod: &'a Arc<Pod>,
+    pub(crate) leaving: bool,
 }
 
 /// Reads everything.
 pub(crate) fn assemble(view: &View<'_>) -> Assembled {
     let jobs: BTreeMap<String, Arc<Job>> =
         view.jobs.iter().filter_map(|j| Some((j.metadata.uid.clone()?, j.clone()))).collect();
-    let (residents, doubled) = residents(view);
+    let seen = offer::seen(view);
+    let (residents, doubled) = residents(view, &seen);
     let mut out = Assembled {
         snapshot: ClusterSnapshot {
             at: view.at,
-            reference_type: reference_type(view),
+            reference_type: offer::reference_type(view),
             gpus: Vec::new(),
             jobs: Vec::new(),
         },
@@ -99,16 +122,18 @@ pub(crate) fn assemble(view: &View<'_>) -> Assembled {
         requirements: Vec::new(),
         nodes: BTreeMap::new(),
         taken: 0,
+        residents: residents.len(),
+        missing: BTreeSet::new(),
         refused: Vec::new(),
         doubled,
     };
-    let candidates = candidates(view, &residents, &jobs, &mut out);
+    let candidates = candidates(view, &seen, &residents, &jobs, &mut out);
     if candidates.is_empty() {
         return out; // As it is most of the time; the rest is the larger part of the work.
     }
-    out.nodes = node_views(view);
-    let profiles = Profiles::new(view.profiles);
-    let kinds = offer(view, &residents, &profiles, &mut out);
+    out.nodes = node_views(view, &out.pods);
+    let profiles = Profiles::new(view.profiles, view.models);
+    let kinds = offer::offer(&seen, &residents, &profiles, &mut out);
     for candidate in candidates {
         let job = candidate.snapshot(&out, &kinds, &profiles, view.at);
         out.snapshot.jobs.push(job);
@@ -117,15 +142,20 @@ pub(crate) fn assemble(view: &View<'_>) -> Assembled {
 }
 
 /// What each node has free: allocatable less what all pods on it ask for, those included that are
-/// only assumed there. Places for offline work are not counted down: a GPU is one place, and whether
-/// it is taken is known better from the GPU itself.
-fn node_views(view: &View<'_>) -> BTreeMap<String, NodeView> {
+/// only assumed there. The places of pods that are planned in this cycle count as free here, because
+/// the plan may give them to others; whoever binds counts them again.
+fn node_views(view: &View<'_>, planned: &BTreeMap<JobId, Planned>) -> BTreeMap<String, NodeView> {
     let mut nodes: BTreeMap<String, NodeView> = BTreeMap::new();
     for node in view.nodes {
         let Some(name) = node.metadata.name.clone() else { continue };
         let free = quantity::amounts(node.status.as_ref().and_then(|s| s.allocatable.as_ref()));
         nodes.insert(name, NodeView { node: node.clone(), free });
     }
+    let movable: BTreeSet<&str> = planned
+        .iter()
+        .filter(|(_, planned)| planned.running.is_some())
+        .map(|(id, _)| id.as_str())
+        .collect();
     for pod in view.pods.iter().filter(|p| !pods::is_finished(p)) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let assumed = view.assumed.get(uid).map(|a| a.node.as_str());
@@ -133,24 +163,31 @@ fn node_views(view: &View<'_>) -> BTreeMap<String, NodeView> {
             continue;
         };
         let mut taken = constraint::requests(pod);
-        taken.remove(names::OFFLINE_RESOURCE);
+        if movable.contains(uid) {
+            taken.remove(names::OFFLINE_RESOURCE);
+        }
         quantity::subtract(&mut node.free, &taken);
     }
     nodes
 }
 
-type Residents<'a> = BTreeMap<GpuId, Resident<'a>>;
+pub(crate) type Residents<'a> = BTreeMap<GpuId, Resident<'a>>;
 
-/// Who is on which GPU. Where two pods claim one, the older stays.
-fn residents<'a>(view: &View<'a>) -> (Residents<'a>, Vec<(PodName, GpuId)>) {
+/// Who is on which GPU. Where two pods claim one, the older stays. A pod cannot be on a GPU of another
+/// node, whatever somebody has written on it.
+fn residents<'a>(
+    view: &View<'a>,
+    seen: &BTreeMap<&str, Seen<'_>>,
+) -> (Residents<'a>, Vec<(PodName, GpuId)>) {
     let mut claims: Vec<(&Arc<Pod>, GpuId)> = Vec::new();
     for pod in
         view.pods.iter().filter(|p| pods::is_ours(p, view.scheduler) && !pods::is_finished(p))
     {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let named = pods::node(pod)
-            .and_then(|_| pods::annotation(pod, names::GPU))
-            .and_then(|g| GpuId::new(g).ok());
+        let named = pods::node(pod).and_then(|node| {
+            let gpu = GpuId::new(pods::annotation(pod, names::GPU)?).ok()?;
+            seen.get(gpu.as_str()).is_none_or(|s| s.node() == node).then_some(gpu)
+        });
         if let Some(gpu) = named.or_else(|| view.assumed.get(uid).map(|a| a.gpu.clone())) {
             claims.push((pod, gpu));
         }
@@ -186,14 +223,14 @@ struct Candidate {
 
 fn candidates(
     view: &View<'_>,
+    seen: &BTreeMap<&str, Seen<'_>>,
     residents: &Residents<'_>,
     jobs: &BTreeMap<String, Arc<Job>>,
     out: &mut Assembled,
 ) -> Vec<Candidate> {
-    let health: BTreeMap<&str, HealthState> =
-        view.gpus.iter().map(|g| (g.spec.uuid.as_str(), state(g, view))).collect();
     let places: BTreeMap<Option<&str>, &GpuId> =
         residents.iter().map(|(gpu, r)| (r.pod.metadata.uid.as_deref(), gpu)).collect();
+    let mut numbers = BTreeMap::new();
     let mut candidates = Vec::new();
     for pod in view.pods.iter().filter(|p| pods::is_ours(p, view.scheduler)) {
         if pods::is_finished(pod) || pods::is_leaving(pod) || pods::is_gated(pod) {
@@ -201,13 +238,25 @@ fn candidates(
         }
         let name = PodName::of(pod);
         let on = places.get(&pod.metadata.uid.as_deref()).copied();
-        if on.is_none() && pods::node(pod).is_some() {
-            continue; // Bound by somebody else, or doubled: nothing here to plan.
-        }
-        // Between two reschedulings, a job that may run where it is is left alone.
-        let may_run = |gpu: &GpuId| health.get(gpu.as_str()).is_none_or(|h| h.allows_running());
-        if on.is_some_and(|gpu| !view.reschedule && may_run(gpu)) {
+        let node = pods::node(pod);
+        if on.is_some() != node.is_some() {
+            // Bound by somebody else, or doubled: nothing here to plan. Or bound just now, or perhaps:
+            // the watch will show it.
             continue;
+        }
+        let here = on.and_then(|gpu| seen.get(gpu.as_str()));
+        if let Some(gpu) = on {
+            let left_alone = match here {
+                None => {
+                    out.missing.insert(gpu.clone());
+                    !view.is_gone(gpu)
+                }
+                // Between two reschedulings, a job that may run where it is is left alone.
+                Some(seen) => !view.reschedule && seen.health.allows_running(),
+            };
+            if left_alone {
+                continue;
+            }
         }
         if on.is_none()
             && let Some(why) = constraint::unsupported(pod)
@@ -217,16 +266,20 @@ fn candidates(
         }
         let wishes = match pods::wishes(pod) {
             Ok(wishes) => wishes,
+            // What somebody writes on a pod that runs is no longer a wish.
+            Err(_) if on.is_some() => Wishes::unreadable(pod),
             Err(why) => {
                 out.refused.push((name, why));
                 continue;
             }
         };
         let Some(id) = pods::job_id(&name) else { continue };
-        let requirement = intern(&mut out.requirements, Requirement::of(pod));
+        let requirement = intern(&mut out.requirements, &mut numbers, Requirement::of(pod));
         let hold = pods::hold(pod, jobs);
-        let planned = Planned { pod: name, requirement, hold, running: on.is_some() };
+        let planned = Planned { pod: name, requirement, hold, running: node.map(str::to_owned) };
         out.pods.insert(id.clone(), planned);
+        let share = pods::bound_share(pod)
+            .filter(|share| here.is_none_or(|seen| seen.sms() == share.total()));
         candidates.push(Candidate {
             id,
             wishes,
@@ -234,193 +287,23 @@ fn candidates(
             priority: pods::weight(pod),
             created_at: pods::created_at(pod),
             uid: pods::runs_as(pod),
-            running: on.map(|gpu| (gpu.clone(), pods::bound_share(pod))),
+            running: on.map(|gpu| (gpu.clone(), share)),
             pinned: hold.is_some(),
         });
     }
     candidates
 }
 
-fn intern(requirements: &mut Vec<Requirement>, requirement: Requirement) -> usize {
-    match requirements.iter().position(|r| *r == requirement) {
-        Some(known) => known,
-        None => {
-            requirements.push(requirement);
-            requirements.len() - 1
-        }
-    }
-}
-
-/// A kind of GPU, its real type, and the requirements that its nodes meet.
-#[derive(Debug)]
-struct Kinds {
-    kinds: BTreeMap<GpuType, (GpuType, BTreeSet<usize>)>,
-    kind_of_gpu: BTreeMap<GpuId, GpuType>,
-}
-
-/// Puts the GPUs that can be planned with into the snapshot.
-fn offer(
-    view: &View<'_>,
-    residents: &Residents<'_>,
-    profiles: &Profiles,
-    out: &mut Assembled,
-) -> Kinds {
-    let mut kinds = Kinds { kinds: BTreeMap::new(), kind_of_gpu: BTreeMap::new() };
-    let mut numbers: BTreeMap<(GpuType, BTreeSet<usize>), usize> = BTreeMap::new();
-    let mut met: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
-    let mut sorted: Vec<&Arc<Gpu>> = view.gpus.iter().collect();
-    sorted.sort_by(|a, b| a.spec.uuid.cmp(&b.spec.uuid));
-    for gpu in sorted {
-        let Some(status) = &gpu.status else { continue };
-        let Some(node) = out.nodes.get(&gpu.spec.node) else { continue };
-        let Some(basic) = Basic::of(gpu, status) else { continue };
-        let resident = residents.get(&basic.id);
-        // Taken until a pod that leaves is gone, by a pod that is left alone in this cycle, or by
-        // somebody whom the API server no longer knows.
-        let planned = |r: &Resident<'_>| {
-            pods::job_id(&PodName::of(r.pod)).filter(|id| !r.leaving && out.pods.contains_key(id))
-        };
-        let running = resident.and_then(planned);
-        if running.is_none() && (resident.is_some() || status.job.is_some()) {
-            out.taken += 1;
-            continue;
-        }
-        let signature = met.entry(gpu.spec.node.as_str()).or_insert_with(|| {
-            (0..out.requirements.len())
-                .filter(|&r| out.requirements[r].obstacle(&node.node, &node.free).is_none())
-                .collect()
-        });
-        let key = (basic.gpu_type.clone(), signature.clone());
-        let next = numbers.len();
-        let number = *numbers.entry(key).or_insert(next);
-        let Ok(kind) = GpuType::new(&format!("{}:{number}", basic.gpu_type)) else { continue };
-        kinds.kinds.insert(kind.clone(), (basic.gpu_type.clone(), signature.clone()));
-        kinds.kind_of_gpu.insert(basic.id.clone(), kind.clone());
-        let online = status.online.as_ref().and_then(|o| online(o, &basic.gpu_type, profiles));
-        out.snapshot.gpus.push(GpuSnapshot {
-            gpu: basic.id,
-            node: basic.node,
-            gpu_type: kind,
-            sms: basic.share.total(),
-            memory: Bytes(gpu.spec.memory_bytes),
-            health: state(gpu, view),
-            online,
-            share: basic.share,
-            quota: Bytes(status.quota_bytes),
-            running,
-            multi_user: status.multi_user,
-        });
-    }
-    kinds
-}
-
-/// The parts of a GPU that must be readable.
-struct Basic {
-    id: GpuId,
-    node: NodeId,
-    gpu_type: GpuType,
-    share: SmShare,
-}
-
-impl Basic {
-    fn of(gpu: &Gpu, status: &GpuStatus) -> Option<Self> {
-        let share = SmShare::new(SmCount(status.share_sms), SmCount(gpu.spec.sms)).ok()?;
-        Some(Basic {
-            id: GpuId::new(&gpu.spec.uuid).ok()?,
-            node: NodeId::new(&gpu.spec.node).ok()?,
-            gpu_type: GpuType::new(&gpu.spec.gpu_type).ok()?,
-            share,
-        })
-    }
-}
-
-/// The state that counts: an old status is no proof of health, and no reason to evict either, because
-/// the launch gate on the node has closed by itself.
-fn state(gpu: &Gpu, view: &View<'_>) -> HealthState {
-    let Some(status) = &gpu.status else { return HealthState::Init };
-    let age = view.at.0.saturating_sub(pods::micros(status.observed_at.0).0);
-    match status.state {
-        State::Healthy if age > view.stale_after.0 => HealthState::Unhealthy,
-        State::Healthy => HealthState::Healthy,
-        State::Unhealthy => HealthState::Unhealthy,
-        State::Overlimit => HealthState::Overlimit,
-        State::Disabled => HealthState::Disabled,
-        State::Init => HealthState::Init,
-    }
-}
-
-fn online(o: &OnlineStatus, gpu_type: &GpuType, profiles: &Profiles) -> Option<OnlineSnapshot> {
-    let workload = WorkloadName::new(&o.workload).ok()?;
-    Some(OnlineSnapshot {
-        service: ServiceId::new(&o.service).ok()?,
-        profile: profiles.get(&workload, gpu_type),
-        predicted_sm_activity: Percent::clamped(o.predicted_sm_activity_pct)?,
-        memory: Bytes(o.memory_bytes),
-        critical: o.critical,
-        uid: o.uid,
-        in_mps: o.in_mps,
+/// The number of a requirement; pods that ask for the same share one.
+fn intern(
+    requirements: &mut Vec<Requirement>,
+    numbers: &mut BTreeMap<String, usize>,
+    requirement: Requirement,
+) -> usize {
+    *numbers.entry(format!("{requirement:?}")).or_insert_with(|| {
+        requirements.push(requirement);
+        requirements.len() - 1
     })
-}
-
-/// The type on which solo speeds are 1: that of the profile which says so, else the commonest.
-fn reference_type(view: &View<'_>) -> GpuType {
-    let by_profile = view
-        .profiles
-        .iter()
-        .find(|p| p.spec.solo_speed.is_some_and(|s| (s - 1.0).abs() < 1e-9))
-        .and_then(|p| GpuType::new(&p.spec.gpu_type).ok());
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for gpu in view.gpus {
-        *counts.entry(&gpu.spec.gpu_type).or_default() += 1;
-    }
-    let commonest =
-        || counts.iter().max_by_key(|(_, n)| **n).and_then(|(t, _)| GpuType::new(t).ok());
-    by_profile.or_else(commonest).unwrap_or_else(|| match GpuType::new("none") {
-        Ok(none) => none,
-        Err(_) => unreachable!("a plain word is a GPU type"),
-    })
-}
-
-/// Profiles by workload and type.
-struct Profiles(BTreeMap<(WorkloadName, GpuType), (ProfileRecord, Option<f64>)>);
-
-impl Profiles {
-    fn new(objects: &[Arc<Profile>]) -> Self {
-        let mut map = BTreeMap::new();
-        for object in objects {
-            let spec = &object.spec;
-            let (Ok(workload), Ok(gpu_type)) =
-                (WorkloadName::new(&spec.workload), GpuType::new(&spec.gpu_type))
-            else {
-                continue;
-            };
-            let percent = |v: Option<f64>| v.and_then(Percent::clamped);
-            let record = ProfileRecord {
-                workload: workload.clone(),
-                gpu_type: gpu_type.clone(),
-                gpu_util: percent(spec.gpu_util_pct),
-                sm_activity: percent(spec.sm_activity_pct),
-                sm_occupancy: percent(spec.sm_occupancy_pct),
-                dram_activity: percent(spec.dram_activity_pct),
-                solo_time: spec.solo_time_us.map(Micros),
-                memory: spec.memory_bytes.map(Bytes),
-            };
-            let speed = spec.solo_speed.filter(|s| s.is_finite() && *s > 0.0);
-            map.insert((workload, gpu_type), (record, speed));
-        }
-        Profiles(map)
-    }
-
-    fn get(&self, workload: &WorkloadName, gpu_type: &GpuType) -> ProfileRecord {
-        match self.0.get(&(workload.clone(), gpu_type.clone())) {
-            Some((record, _)) => record.clone(),
-            None => ProfileRecord::unknown(workload.clone(), gpu_type.clone()),
-        }
-    }
-
-    fn speed(&self, workload: &WorkloadName, gpu_type: &GpuType) -> Option<f64> {
-        self.0.get(&(workload.clone(), gpu_type.clone())).and_then(|(_, speed)| *speed)
-    }
 }
 
 impl Candidate {
@@ -428,7 +311,7 @@ impl Candidate {
         self,
         out: &Assembled,
         kinds: &Kinds,
-        profiles: &Profiles,
+        profiles: &Profiles<'_>,
         at: Micros,
     ) -> JobSnapshot {
         let own = self.running.as_ref().and_then(|(gpu, _)| kinds.kind_of_gpu.get(gpu));
@@ -438,7 +321,7 @@ impl Candidate {
             .kinds
             .iter()
             .filter(|(kind, (real, met))| {
-                Some(*kind) == own || (wanted(real) && met.contains(&self.requirement))
+                Some(*kind) == own || (wanted(real) && kinds.met[*met].contains(&self.requirement))
             })
             .map(|(kind, _)| kind.clone())
             .collect();
@@ -451,14 +334,15 @@ impl Candidate {
             .iter()
             .filter_map(|kind| kinds.kinds.get(kind).map(|(real, _)| (kind, real)))
             .collect();
+        let known = profiles.known(workload, accepted.iter().map(|(_, real)| *real));
         let waited =
             if self.running.is_some() { 0 } else { at.0.saturating_sub(self.created_at.0) };
         JobSnapshot {
             job: self.id,
-            workload: workload.clone(),
+            workload: known,
             profiles: accepted
                 .iter()
-                .map(|(kind, real)| ((*kind).clone(), profiles.get(workload, real)))
+                .map(|(kind, real)| ((*kind).clone(), profiles.get(workload, real, kind)))
                 .collect(),
             solo_speed: accepted
                 .iter()
@@ -495,3 +379,7 @@ impl Assembled {
         (total > 0).then(|| format!("of {total} nodes with a GPU to lend: {}", list.join(", ")))
     }
 }
+
+#[cfg(test)]
+#[path = "snapshot_tests.rs"]
+mod tests;

@@ -50,10 +50,20 @@ pub(crate) async fn chart(stage: &mut Stage) {
     }
     assert!(!other.contains("kind: NetworkPolicy"));
     assert!(render(Some("agent: {cdi: false}")).unwrap().contains("--no-cdi"));
-    for wrong in ["scheduler: {replicaz: 3}", "scheduler: {replicas: 0}", "agent: {cdi: maybe}"] {
+    for (wrong, word) in [
+        ("scheduler: {replicaz: 3}", "replicaz"),
+        ("scheduler: {replicas: 0}", "replicas"),
+        ("agent: {cdi: maybe}", "cdi"),
+        // A plan costs more than it can gain when it comes as often as a restart takes.
+        ("scheduler: {intervalSeconds: 60}", "intervalSeconds"),
+        ("agent: {reportEverySeconds: 200}", "at least twice agent.reportEverySeconds"),
+        ("networkPolicy: {apiServerPorts: []}", "apiServerPorts"),
+    ] {
         let said = render(Some(wrong)).unwrap_err();
-        assert!(said.contains("replica") || said.contains("cdi"), "{wrong}: {said}");
+        assert!(said.contains(word), "{wrong}: {said}");
     }
+    let ports = render(Some("networkPolicy: {apiServerPorts: [16443]}")).unwrap();
+    assert!(ports.contains("port: 16443") && !ports.contains("port: 6443"), "{ports}");
 
     // The API server checks every field, of the examples too; only tried, not kept.
     let check = PatchParams {

@@ -53,6 +53,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         node::life_of_a_guest(s).boxed_local()
     }),
     ("an_agent_holds_whom_a_budget_keeps", |s| node::a_budget_says_no(s).boxed_local()),
+    ("an_agent_that_restarts_loses_nobody", |s| node::restarted(s).boxed_local()),
     ("deleting_a_pod_drains_it", |s| node::deleting_drains(s).boxed_local()),
     ("a_claim_is_allocated_prepared_and_let_go", |s| dra::claims(s).boxed_local()),
     ("gpus_print_as_a_table", |s| install::table(s).boxed_local()),
@@ -61,6 +62,9 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("constraints_are_kept_and_named", |s| placing::constraints(s).boxed_local()),
     ("only_pods_that_come_back_are_moved", |s| placing::moving(s).boxed_local()),
     ("a_job_that_pays_for_evictions_is_not_moved", |s| placing::punished(s).boxed_local()),
+    ("a_higher_priority_goes_first", |s| placing::priorities(s).boxed_local()),
+    ("pods_and_jobs_that_are_held_back_wait", |s| placing::admitted(s).boxed_local()),
+    ("a_model_of_the_cluster_predicts", |s| placing::model(s).boxed_local()),
     ("a_quota_is_kept", |s| placing::quota(s).boxed_local()),
     ("a_budget_delays_an_eviction", |s| placing::budget(s).boxed_local()),
     ("a_gpu_held_twice_is_repaired", |s| placing::doubled(s).boxed_local()),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Client;
@@ -15,7 +16,7 @@ use muxflow_kubernetes::node::ground::{Places, Wish};
 use muxflow_kubernetes::node::{Node, Settings};
 use muxflow_kubernetes::resource::{SampleStatus, State};
 use muxflow_test_cluster::scenarios::wait;
-use muxflow_types::JobId;
+use muxflow_types::{JobId, Micros};
 use serde_json::json;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
@@ -89,6 +90,8 @@ impl Executor for FakeExecutor {
             online_memory_bytes: 1 << 30,
             sample: SampleStatus { sm_activity_pct: Some(25.0), ..SampleStatus::default() },
             guest: None,
+            placeable: true,
+            outside: Vec::new(),
         })
     }
 
@@ -125,6 +128,9 @@ async fn side(stage: &Stage, client: Client) -> Side {
     side_with(stage, client, None).await
 }
 
+/// Reports often, so that a test sees what is told.
+const OFTEN: Duration = Duration::from_secs(2);
+
 /// An agent with all its files in one folder.
 pub(crate) fn settings(folder: &Path, node: &str, dra: Option<Sockets>) -> Settings {
     Settings {
@@ -136,13 +142,20 @@ pub(crate) fn settings(folder: &Path, node: &str, dra: Option<Sockets>) -> Setti
             ..Places::default()
         },
         dra,
+        report_every: OFTEN,
         ..Settings::new(node)
     }
 }
 
 /// The same, as a driver for claims too.
 pub(crate) async fn side_with(stage: &Stage, client: Client, dra: Option<Sockets>) -> Side {
+    side_in(stage, client, dra, State::Healthy).await
+}
+
+/// The same, of an agent whose GPU is in this state when it starts.
+async fn side_in(stage: &Stage, client: Client, dra: Option<Sockets>, state: State) -> Side {
     let executor = FakeExecutor::new(GPU);
+    executor.set(state);
     let settings = settings(&stage.cluster.folder().join("node"), "n1", dra);
     let (wishes, told) = unbounded_channel();
     let node = Node::start(client, &settings, executor.clone(), told).await.unwrap();
@@ -237,6 +250,49 @@ pub(crate) async fn a_budget_says_no(stage: &mut Stage) {
     budgets.delete("too", &DeleteParams::default()).await.unwrap();
     world.wait_for_event("astray", "WrongGpu").await;
     wait("the guest gone", || async { executor.was_told("detach", &uid).then_some(()) }).await;
+    node.stop().await;
+}
+
+/// An agent is updated under a scheduler that lives: while the new one does not know yet how its GPU
+/// is, and while its object has no status at all, the pod stays where it is; and it is taken over.
+pub(crate) async fn restarted(stage: &mut Stage) {
+    let world = stage.world.clone();
+    let client = install::limited(stage, "muxflow-agent").await;
+    world.node("n1", json!({}), json!({})).await;
+    let first = side(stage, client.clone()).await;
+    let mut settings = world::settings("a");
+    // Plans of everything all the time.
+    settings.parameters.interval = Micros::from_secs(1);
+    settings.parameters.restart_cost = Micros(1000);
+    let scheduler = Scheduler::start(stage.limited().await, settings);
+    let owner = world::owner(&stage.client).await;
+    world.pod("job", owner, json!({})).await;
+    world.wait_for_places(1).await;
+    let uid = world.pods.get("job").await.unwrap().metadata.uid.unwrap();
+    wait("the pod let in", || async { first.executor.guest(&uid) }).await;
+    let told = |state: State| {
+        let world = &world;
+        async move {
+            wait(&format!("{state:?} told"), || async {
+                let status = world.gpus.get("gpu-real").await.unwrap().status?;
+                (status.state == state).then_some(())
+            })
+            .await;
+        }
+    };
+    first.node.stop().await;
+    let Side { node, executor, .. } = side_in(stage, client, None, State::Init).await;
+    told(State::Init).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    world.gpus.delete("gpu-real", &DeleteParams::default()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let pod = world.pods.get("job").await.unwrap();
+    assert_eq!((pod.metadata.uid.as_deref(), pod.metadata.deletion_timestamp), (Some(&*uid), None));
+    wait("the pod taken over", || async { executor.guest(&uid) }).await;
+    wait("the GPU told again", || async { world.gpus.get_opt("gpu-real").await.unwrap() }).await;
+    executor.set(State::Healthy);
+    told(State::Healthy).await;
+    scheduler.stop().await;
     node.stop().await;
 }
 

@@ -186,10 +186,19 @@ impl World {
 
     /// What an agent does: write the status.
     pub(crate) async fn report(&self, uuid: &str, state: State, share_sms: u32) {
+        self.report_of(uuid, state, share_sms, Duration::ZERO).await;
+    }
+
+    /// What an agent wrote that has been silent for an hour.
+    pub(crate) async fn last_word(&self, uuid: &str, state: State) {
+        self.report_of(uuid, state, 0, Duration::from_secs(3600)).await;
+    }
+
+    async fn report_of(&self, uuid: &str, state: State, share_sms: u32, ago: Duration) {
         let status = GpuStatus {
             state,
             reason: None,
-            observed_at: Time(k8s_openapi::jiff::Timestamp::now()),
+            observed_at: Time(k8s_openapi::jiff::Timestamp::now() - ago),
             share_sms,
             quota_bytes: 8 << 30,
             multi_user: false,
@@ -263,11 +272,17 @@ impl World {
 
     /// An event with this reason about the pod.
     pub(crate) async fn wait_for_event(&self, pod: &str, reason: &str) -> String {
+        self.wait_for_event_with(pod, reason, "").await
+    }
+
+    /// The same, with these words in it.
+    pub(crate) async fn wait_for_event_with(&self, pod: &str, reason: &str, words: &str) -> String {
         let events: Api<Event> = Api::namespaced(self.client.clone(), NAMESPACE);
-        wait(&format!("event {reason} of {pod}"), || async {
+        wait(&format!("event {reason} of {pod} with {words:?}"), || async {
             let fields = ListParams::default().fields(&format!("involvedObject.name={pod}"));
             let all = events.list(&fields).await.unwrap().items;
-            all.into_iter().find(|e| e.reason.as_deref() == Some(reason)).and_then(|e| e.message)
+            let mut own = all.into_iter().filter(|e| e.reason.as_deref() == Some(reason));
+            own.find_map(|e| e.message.filter(|message| message.contains(words)))
         })
         .await
     }

@@ -46,8 +46,8 @@ pub(crate) struct ClusterArgs {
     /// later.
     #[arg(long, conflicts_with = "no_cdi")]
     dra: bool,
-    /// Seconds between two reports of a GPU that has not changed its state.
-    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    /// Seconds between two reports of a GPU of which nothing has changed that matters.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     report_every: u64,
 }
 
