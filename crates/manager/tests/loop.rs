@@ -22,7 +22,7 @@ use muxflow_manager::up::Loops;
 use muxflow_manager::user::Caller;
 use muxflow_policy::node::fault::Fault;
 use muxflow_policy::retry::RetryParams;
-use muxflow_types::{GpuType, HealthState, JobId, Micros};
+use muxflow_types::{Bytes, GpuType, HealthState, JobId, Micros};
 use support::{FakeNode, gpu};
 
 struct World {
@@ -314,6 +314,21 @@ fn a_fail_prone_job_is_kept_from_critical_services() {
     world.manager.wake("another service is there");
     world.runs(&id);
     assert_eq!(world.node.running()[&id], world.node.look()[1].gpu);
+}
+
+#[test]
+fn a_job_keeps_the_quota_that_it_was_started_with() {
+    let world = world(1, Settings::default());
+    let id = world.submit(|_| {});
+    world.runs(&id);
+    let manager = Arc::clone(&world.manager);
+    let scheduler = Scheduler { manager, settings: scheduler(), speeds: Arc::default() };
+    let given = world.manager.row(id.as_str()).unwrap().quota_bytes.map(Bytes).unwrap();
+    assert!(given > Bytes::from_gib(1), "{given}");
+    // The service beside it grows; what is lent to others is not what it was given.
+    world.node.change(0, |gpu| gpu.quota = Bytes::from_gib(1));
+    let seen = scheduler.snapshot().unwrap();
+    assert_eq!((seen.gpus[0].running.as_ref(), seen.gpus[0].quota), (Some(&id), given));
 }
 
 #[test]

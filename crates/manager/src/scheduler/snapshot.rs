@@ -128,7 +128,8 @@ impl Scheduler {
             health: if closed { HealthState::Unhealthy } else { sight.health },
             online,
             share: share.unwrap_or(none),
-            quota: sight.quota,
+            // Whoever is there keeps the quota that it was started with.
+            quota: sight.quota.max(Bytes(running.and_then(|row| row.quota_bytes).unwrap_or(0))),
             running: running.map(|row| row.id.clone()),
             multi_user: sight.multi_user,
         })
