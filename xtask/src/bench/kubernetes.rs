@@ -10,11 +10,12 @@ pub(crate) struct KubernetesBench {
     /// Nodes, with eight GPUs each.
     #[arg(long, default_value_t = 2500)]
     nodes: usize,
-    /// Pods that wait; each takes one GPU.
+    /// Pods that wait; each takes one GPU. With more of them than GPUs, the rest goes on waiting.
     #[arg(long, default_value_t = 10_000)]
     pods: usize,
-    /// Status writes per second, of all agents together. Real agents write each GPU every 20 s.
-    #[arg(long, default_value_t = 100)]
+    /// Status writes per second, of all agents together. Real agents write a GPU of which nothing has
+    /// changed that matters every 60 to 120 s; 20,000 GPUs make that 220 a second.
+    #[arg(long, default_value_t = 220)]
     reports: usize,
     /// Without optimisation of this project's own code, to save a build.
     #[arg(long)]
@@ -24,13 +25,6 @@ pub(crate) struct KubernetesBench {
 /// Measures and prints the table.
 pub(crate) fn run(bench: &KubernetesBench) -> anyhow::Result<()> {
     anyhow::ensure!(bench.nodes > 0 && bench.pods > 0, "--nodes and --pods must be at least 1");
-    anyhow::ensure!(
-        bench.pods <= bench.nodes * 8,
-        "--pods {}: {} nodes have only {} GPUs",
-        bench.pods,
-        bench.nodes,
-        bench.nodes * 8
-    );
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .args(["test", "--locked", "--test", "scenarios"])
