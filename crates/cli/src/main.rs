@@ -5,6 +5,7 @@
 
 mod cmd;
 mod installed;
+mod logging;
 mod speed_model;
 mod table;
 mod weights;

@@ -55,9 +55,7 @@ pub(crate) fn run_child(args: ChildArgs) -> ExitCode {
 }
 
 pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    crate::logging::start("info");
     let config = read_config(args.config.as_ref())?;
     if let Err(error) = descriptors::raise() {
         tracing::warn!(error = %error, "the limit on open files stays as it is");

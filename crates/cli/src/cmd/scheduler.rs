@@ -44,14 +44,7 @@ pub(crate) struct SchedulerArgs {
 
 /// Runs until SIGINT or SIGTERM.
 pub(crate) fn run(args: SchedulerArgs) -> anyhow::Result<ExitCode> {
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
-                tracing_subscriber::EnvFilter::new("muxflow_kubernetes=info,warn")
-            }),
-        )
-        .with_writer(std::io::stderr)
-        .init();
+    crate::logging::start("muxflow_kubernetes=info,warn");
     let mut settings = Settings::new(&args.namespace, &args.identity.unwrap_or_else(unique_name));
     settings.scheduler = args.scheduler_name;
     settings.lease = Duration::from_secs(args.lease);

@@ -24,9 +24,7 @@ pub(crate) struct UpArgs {
 }
 
 pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    crate::logging::start("info");
     let mut config = match &args.config {
         Some(path) => UpConfig::read(path)?,
         None => UpConfig::built_in()?,
