@@ -17,6 +17,7 @@ use crate::error::MatchError;
 use crate::lists::{Lists, Look, Maker};
 use crate::market::Market;
 use crate::scalar::Tick;
+use crate::scan::FLOOR;
 use crate::stock::{NOBODY, Step, Stock};
 use crate::weights::{Weights, row_of};
 
@@ -221,21 +222,26 @@ impl<'a, W: Weights, T: Tick> Auction<'a, W, T> {
         }
     }
 
-    /// Makes the lists of all rows at the prices of now.
-    pub(crate) fn fill_lists(&mut self, keep: usize) {
-        let (market, price, task) = (&self.market, &self.stock.price, self.task);
+    /// Makes the lists of all rows at the prices of now. `hopes` are rough values that enough columns
+    /// exceed, where they are known; a row for which it is too high gets a shorter list.
+    pub(crate) fn fill_lists(&mut self, keep: usize, hopes: &[i32]) {
+        let (market, task) = (&self.market, self.task);
         self.refills += task.rows.len() as u64;
-        let mut rows = task.rows.iter();
+        let mut rows = (0..).zip(task.rows.iter());
         std::thread::scope(|scope| {
             let stretches = self.lists.stretches(task.threads);
             let alone = stretches.len() <= 1;
             for slots in stretches {
-                let rows: Vec<u32> = rows.by_ref().take(slots.len()).map(|&(row, _)| row).collect();
+                let rows: Vec<(u32, i32)> = rows
+                    .by_ref()
+                    .take(slots.len())
+                    .map(|(at, &(row, _))| (row, hopes.get(at).copied().unwrap_or(FLOOR)))
+                    .collect();
                 let work = move || {
                     let (mut maker, mut buffer) = (Maker::new(keep), Vec::new());
-                    for (slot, row) in slots.into_iter().zip(rows) {
+                    for (slot, (row, hope)) in slots.into_iter().zip(rows) {
                         let line = row_of(task.weights, row as usize, &mut buffer);
-                        maker.refill(slot, line, market, price);
+                        maker.fill(slot, line, market, hope);
                     }
                 };
                 if alone {

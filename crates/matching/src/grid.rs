@@ -96,9 +96,17 @@ impl Grid {
     #[inline]
     pub(crate) fn units(&self, x: f64) -> i64 {
         let scaled = times_pow2(x, self.unit_exp);
-        let scaled = if self.exact { scaled as i64 } else { scaled.round_ties_even() as i64 };
+        let scaled = if self.exact { scaled as i64 } else { rounded(scaled) };
         if self.minimize { -scaled } else { scaled }
     }
+}
+
+/// Apart and cold, so that nobody rounds in vain: without special instructions it is a call.
+#[cold]
+#[inline(never)]
+#[expect(clippy::cast_possible_truncation, reason = "at most MAX_BITS bits by choice of grid")]
+fn rounded(x: f64) -> i64 {
+    x.round_ties_even() as i64
 }
 
 fn refuse<S: Scalar>(

@@ -19,9 +19,9 @@
 //! 58 bits (see `grid`); the checker says so, or by how much the result may miss the optimum.
 //! The same input gives the same output on every run, on every machine, with any number of threads.
 //!
-//! Memory beside the weights: about 1.6 kB for each vertex of the smaller side. When there are more
-//! rows than columns the solver makes a transposed copy of the weights; hand in the smaller side as
-//! rows to avoid it.
+//! Memory beside the weights: about 1.6 kB for each vertex of the smaller side, and up to 4 kB more
+//! in a warm start. When there are more rows than columns the solver makes a transposed copy of the
+//! weights; hand in the smaller side as rows to avoid it.
 //!
 //! Absent on purpose: no knowledge of GPUs or jobs, no IO, clock, environment or randomness, no
 //! threads unless asked, no dependency on any other crate.
@@ -33,10 +33,13 @@ mod certificate;
 mod check;
 mod classes;
 mod error;
+mod front;
 mod grid;
 mod level;
 mod lists;
+mod long;
 mod market;
+mod queue;
 mod repair;
 mod scalar;
 mod scan;

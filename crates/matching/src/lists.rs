@@ -165,8 +165,19 @@ impl<T: Tick> Maker<T> {
         market: &Market<T>,
         price: &[T],
     ) {
-        let start = self.hopeful(&slot, price, market);
-        self.found.start(start);
+        let hope = self.hopeful(&slot, price, market);
+        self.fill(slot, line, market, hope);
+    }
+
+    /// Makes the list of a row, of columns above the rough value `hope`.
+    pub(crate) fn fill<S: Scalar>(
+        &mut self,
+        slot: Slot<'_, T>,
+        line: &[S],
+        market: &Market<T>,
+        hope: i32,
+    ) {
+        self.found.start(hope);
         S::scan(line, &market.rough_price, &market.rough, &mut self.found);
         slot.write(&mut self.found, line, market);
     }

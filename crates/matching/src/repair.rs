@@ -8,41 +8,23 @@
 //! each column was nearer than the end of the search, which is the least that keeps every other row
 //! content with what it holds; as everywhere in this crate they never fall.
 //!
-//! A short list is enough until the search reaches as far as the list's bound; then the row is read.
-
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+//! A list is enough until the search reaches as far as the list's bound; then the row is read, and
+//! what it was read for is kept for the searches to come (see `long`).
 
 use crate::auction::Auction;
 use crate::error::MatchError;
+use crate::front::{Event, Front};
+use crate::long::LongLists;
+use crate::market::Market;
 use crate::scalar::{Scalar, Tick};
 use crate::scan::{ABSENT, Candidates, FLOOR};
-use crate::stock::{NOBODY, Stock};
+use crate::stock::NOBODY;
 use crate::weights::{Weights, row_of};
 
-/// Mark of a row that was read in this search.
-const READ: u32 = u32::MAX;
 /// At most one row in this many may be without a column.
 const FEW: usize = 6;
 /// New columns that a row is read for, at least; up to four times as many are welcome.
-const FRESH: usize = 256;
-/// Columns of a list that are looked at together.
-const STRIDE: usize = 4;
-/// With no more free columns than this, the search knows early where it will end.
-const TAIL: usize = 64;
-
-/// What is next in the search; at equal distance in this order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
-    /// A column is reached.
-    Column(u32),
-    /// A row would rather be left out.
-    Out(u32),
-    /// More of a row's list comes into sight.
-    Row(u32),
-    /// What is beyond the list of a row may matter.
-    Beyond(u32),
-}
+const FRESH: usize = if cfg!(test) { 4 } else { 128 };
 
 /// Where the search for one row ended.
 #[derive(Debug, Clone, Copy)]
@@ -51,30 +33,27 @@ enum End {
     Out(u32),
 }
 
+/// A row in a tree.
+#[derive(Debug, Clone, Copy)]
+struct Branch<T> {
+    distance: T,
+    profit: T,
+    /// The row at the root of the tree.
+    root: u32,
+    /// The group of the row's list to be looked at next.
+    next: u32,
+}
+
 /// One search, and what is kept between searches.
 #[derive(Debug)]
-struct Search<T> {
-    /// Distance of each column reached; the largest number elsewhere.
-    dist: Vec<T>,
-    /// The row from which each column is reached.
-    from: Vec<u32>,
-    touched: Vec<u32>,
+struct Search<S, T> {
+    front: Front<T>,
+    lists: LongLists<S, T>,
     settled: Vec<u32>,
-    /// The row at the root of each row's tree.
-    root: Vec<u32>,
-    /// Distance and profit of each row in a tree.
-    row: Vec<(T, T)>,
-    /// How much of each row's list has been looked at.
-    next: Vec<u32>,
+    rows: Vec<Branch<T>>,
     /// The column of each row.
     held: Vec<u32>,
     done: Vec<bool>,
-    /// Columns that nobody holds, and how many of them are reached.
-    free: usize,
-    met: Vec<u32>,
-    /// Nothing at this distance or beyond can matter any more.
-    cap: T,
-    heap: BinaryHeap<Reverse<(T, Event)>>,
     /// How far below the list the next columns usually lie.
     depth: T,
     columns: Vec<u32>,
@@ -97,12 +76,10 @@ impl<W: Weights, T: Tick> Auction<'_, W, T> {
     /// The last phase, for few rows without a column. False where that is not enough: a column is
     /// left unsold above the level, which takes larger steps to mend.
     pub(crate) fn repair(&mut self) -> Result<bool, MatchError> {
+        let mut roots = self.roots();
         let mut search = Search::new(self);
-        loop {
-            let roots = self.roots();
-            if roots.is_empty() || !self.search(&mut search, &roots)? {
-                break;
-            }
+        while !roots.is_empty() && self.search(&mut search, &roots)? {
+            roots = self.roots();
         }
         let level = self.level;
         let dear = self.stock.lots().any(|(_, lot)| lot.row == NOBODY && lot.price > level);
@@ -134,7 +111,7 @@ impl<W: Weights, T: Tick> Auction<'_, W, T> {
     }
 
     /// One search from all roots at once. False when it placed nobody.
-    fn search(&mut self, s: &mut Search<T>, roots: &[u32]) -> Result<bool, MatchError> {
+    fn search(&mut self, s: &mut Search<W::Scalar, T>, roots: &[u32]) -> Result<bool, MatchError> {
         let started = roots.len();
         for &root in roots {
             s.done[root as usize] = false;
@@ -144,15 +121,14 @@ impl<W: Weights, T: Tick> Auction<'_, W, T> {
         let mut ends: Vec<End> = Vec::new();
         let mut reach = T::ZERO;
         let mut patience = usize::MAX;
-        let mut free = s.free;
-        while let Some(Reverse((distance, event))) = s.heap.pop() {
+        let mut free = s.front.free();
+        while let Some((distance, event)) = s.front.next() {
             let end = match event {
                 Event::Column(col) => {
-                    if distance > s.dist[col as usize] {
+                    if distance > s.front.distance(col) {
                         continue;
                     }
-                    let from = s.from[col as usize];
-                    let root = s.root[from as usize];
+                    let root = s.root_of(col);
                     let holder = self.stock.holder(col);
                     if holder != NOBODY {
                         s.settled.push(col);
@@ -167,7 +143,7 @@ impl<W: Weights, T: Tick> Auction<'_, W, T> {
                     End::Column(col)
                 }
                 Event::Row(row) => {
-                    self.look_on(s, row, distance);
+                    s.look_on(&self.market, row, distance);
                     continue;
                 }
                 Event::Beyond(row) => {
@@ -177,8 +153,8 @@ impl<W: Weights, T: Tick> Auction<'_, W, T> {
                 Event::Out(row) => End::Out(row),
             };
             let root = match end {
-                End::Column(col) => s.root[s.from[col as usize] as usize],
-                End::Out(row) => s.root[row as usize],
+                End::Column(col) => s.root_of(col),
+                End::Out(row) => s.rows[row as usize].root,
             };
             reach = distance;
             if std::mem::replace(&mut s.done[root as usize], true) {
@@ -206,53 +182,26 @@ impl<W: Weights, T: Tick> Auction<'_, W, T> {
         self.raise_prices(s, reach)?;
         for end in &ends {
             self.move_up(s, *end);
-            s.free -= usize::from(matches!(end, End::Column(_)));
         }
         s.clear();
         Ok(true)
     }
 
     /// A row joins a tree.
-    fn enter(&mut self, s: &mut Search<T>, row: u32, root: u32, distance: T, profit: T) {
-        let at = row as usize;
-        s.root[at] = root;
-        s.row[at] = (distance, profit);
-        s.next[at] = 0;
-        self.look_on(s, row, distance);
+    fn enter(&mut self, s: &mut Search<W::Scalar, T>, row: u32, root: u32, distance: T, profit: T) {
+        s.rows[row as usize] = Branch { distance, profit, root, next: 0 };
+        s.look_on(&self.market, row, distance);
         if let Some(way_out) = self.way_out {
             let far = distance + (profit - (way_out - self.level)).max(T::ZERO);
-            s.expect(far, Event::Out(row));
-        }
-    }
-
-    /// Reaches the columns on a row's list that are no farther than the search has come, and a few
-    /// more.
-    fn look_on(&self, s: &mut Search<T>, row: u32, now: T) {
-        let at = row as usize;
-        let (distance, profit) = s.row[at];
-        let edges = self.lists.edges(at);
-        let first = s.next[at] as usize;
-        for (place, edge) in (0u32..).zip(edges).skip(first) {
-            let nearest = distance + (profit - edge.then).max(T::ZERO);
-            if nearest > now && place as usize >= first + STRIDE {
-                s.next[at] = place;
-                s.expect(nearest, Event::Row(row));
-                return;
-            }
-            let value = edge.weight - self.stock.price[edge.col as usize];
-            s.reach(&self.stock, edge.col, row, distance + (profit - value).max(T::ZERO));
-        }
-        let bound = self.lists.bound(at);
-        if bound > T::LOWEST {
-            s.expect(distance + (profit - bound).max(T::ZERO), Event::Beyond(row));
+            s.front.expect(far, Event::Out(row));
         }
     }
 
     /// Reads a row whose list no longer reaches far enough, for columns a little farther than the
     /// search has come.
-    fn look_beyond(&mut self, s: &mut Search<T>, row: u32, now: T) {
+    fn look_beyond(&mut self, s: &mut Search<W::Scalar, T>, row: u32, now: T) {
         let at = row as usize;
-        let (distance, profit) = s.row[at];
+        let Branch { distance, profit, .. } = s.rows[at];
         self.refills += 1;
         let line = row_of(self.task.weights, self.task.rows[at].0 as usize, &mut self.buffer);
         let near = distance + profit - now;
@@ -260,52 +209,53 @@ impl<W: Weights, T: Tick> Auction<'_, W, T> {
         W::Scalar::scan(line, &self.market.rough_price, &self.market.rough, &mut s.found);
         let threshold = s.found.threshold;
         let bound = if threshold <= FLOOR { T::LOWEST } else { self.market.bound_of(threshold) };
-        if s.next[at] != READ && s.found.len() >= self.lists.edges(at).len() {
-            self.lists.slot(at).write(&mut s.found, line, &self.market);
-            s.next[at] = READ;
-        }
         let far = distance + (profit - bound).max(T::ZERO);
-        let all = bound == T::LOWEST || far <= now;
-        let mut fresh = 0;
+        let stuck = far <= now && bound > T::LOWEST;
+        let fresh = s.found.items().filter(|&(r, _)| self.market.bound_of(r) <= near).count();
+        if fresh < FRESH {
+            s.depth = s.depth + s.depth.shr(2) + T::ONE;
+        } else if fresh > 4 * FRESH {
+            s.depth = s.depth - s.depth.shr(3);
+        }
+        let least = s.found.len() - fresh + FRESH;
+        if !stuck && s.lists.keep(at, least, &mut s.found, line, &self.market) {
+            // Unless those kept are all as near as those before.
+            let bound = s.lists.bound(at);
+            if bound == T::LOWEST || distance + (profit - bound) > now {
+                s.rows[at].next = 0;
+                s.look_on(&self.market, row, now);
+                return;
+            }
+        }
         s.columns.clear();
-        if far <= now && bound > T::LOWEST {
+        if stuck {
             // So many near ties that a rough look gets no farther: every column, exactly.
             let taking_part = (0u32..).zip(line).zip(&self.market.rough_price);
             let allowed =
                 taking_part.filter(|((_, x), rough)| **rough != ABSENT && x.to_f64().is_finite());
             s.columns.extend(allowed.map(|((col, _), _)| col));
         } else {
-            for (rough, col) in s.found.items() {
-                let value = self.market.bound_of(rough);
-                fresh += usize::from(value <= near);
-                if distance + (profit - value) < s.dist[col as usize] {
-                    s.columns.push(col);
-                }
-            }
+            s.columns.extend(s.found.items().map(|(_, col)| col));
         }
-        for at in 0..s.columns.len() {
-            let col = s.columns[at];
-            let value = self.market.weight(line[col as usize]) - self.stock.price[col as usize];
-            s.reach(&self.stock, col, row, distance + (profit - value).max(T::ZERO));
+        for &col in &s.columns {
+            let weight = self.market.weight(line[col as usize]);
+            s.front.weigh(col, row, weight, distance, profit);
         }
-        if fresh < FRESH {
-            s.depth = s.depth + s.depth.shr(2) + T::ONE;
-        } else if fresh > 4 * FRESH {
-            s.depth = s.depth - s.depth.shr(3);
-        }
-        if !all {
-            s.expect(far, Event::Beyond(row));
+        if !stuck && bound > T::LOWEST {
+            s.front.expect(far, Event::Beyond(row));
         }
     }
 
     /// Everything nearer than `reach` becomes dearer by the difference.
-    fn raise_prices(&mut self, s: &Search<T>, reach: T) -> Result<(), MatchError> {
+    fn raise_prices(&mut self, s: &mut Search<W::Scalar, T>, reach: T) -> Result<(), MatchError> {
         for &col in &s.settled {
-            let by = reach - s.dist[col as usize];
+            let by = reach - s.front.distance(col);
             if by > T::ZERO {
-                if self.stock.raise(col, by) > T::LIMIT {
+                let price = self.stock.raise(col, by);
+                if price > T::LIMIT {
                     return Err(MatchError::PricesOutOfRange);
                 }
+                s.front.set_price(col, price);
                 self.market.set(col as usize, &self.stock.price);
             }
         }
@@ -313,10 +263,13 @@ impl<W: Weights, T: Tick> Auction<'_, W, T> {
     }
 
     /// Everyone on the way from a root to the end takes the column before him.
-    fn move_up(&mut self, s: &mut Search<T>, end: End) {
+    fn move_up(&mut self, s: &mut Search<W::Scalar, T>, end: End) {
         let mut one = [W::Scalar::ZERO];
         let mut free = match end {
-            End::Column(col) => col,
+            End::Column(col) => {
+                s.front.taken(col);
+                col
+            }
             End::Out(row) => {
                 let at = row as usize;
                 self.left_out[at] += 1;
@@ -329,7 +282,7 @@ impl<W: Weights, T: Tick> Auction<'_, W, T> {
             }
         };
         loop {
-            let row = s.from[free as usize];
+            let row = s.front.from(free);
             let at = row as usize;
             self.task.weights.fill(self.task.rows[at].0 as usize, free as usize, &mut one);
             self.stock.give(free, row, self.market.weight(one[0]));
@@ -343,77 +296,142 @@ impl<W: Weights, T: Tick> Auction<'_, W, T> {
     }
 }
 
-impl<T: Tick> Search<T> {
-    fn new<W: Weights>(auction: &Auction<'_, W, T>) -> Self {
+impl<S: Scalar, T: Tick> Search<S, T> {
+    fn new<W: Weights<Scalar = S>>(auction: &Auction<'_, W, T>) -> Self {
         let (rows, cols) = (auction.waiting.len(), auction.stock.price.len());
         let mut held = vec![NOBODY; rows];
-        let mut free = 0;
+        let mut is_free = vec![false; cols];
         for (col, lot) in auction.stock.lots() {
             match held.get_mut(lot.row as usize) {
                 Some(place) => *place = col,
-                None => free += 1,
+                None => is_free[col as usize] = true,
             }
         }
+        let task = auction.task;
+        let weight = |row: usize, col: u32| {
+            let mut one = [S::ZERO];
+            task.weights.fill(task.rows[row].0 as usize, col as usize, &mut one);
+            one[0]
+        };
+        let blank = Branch { distance: T::ZERO, profit: T::ZERO, root: NOBODY, next: 0 };
         Self {
-            dist: vec![-T::LOWEST; cols],
-            from: vec![NOBODY; cols],
-            touched: Vec::new(),
+            front: Front::new(&auction.stock.price, is_free),
+            lists: LongLists::new(&auction.lists, rows, weight),
             settled: Vec::new(),
-            root: vec![NOBODY; rows],
-            row: vec![(T::ZERO, T::ZERO); rows],
-            next: vec![0; rows],
+            rows: vec![blank; rows],
             held,
             done: vec![false; rows],
-            free,
-            met: Vec::new(),
-            cap: -T::LOWEST,
-            heap: BinaryHeap::new(),
             columns: Vec::new(),
             depth: auction.span.shr(10),
             found: Candidates::new(cols.max(1)),
         }
     }
 
-    #[inline]
-    fn reach(&mut self, stock: &Stock<T>, col: u32, from: u32, distance: T) {
-        let dist = &mut self.dist[col as usize];
-        if distance >= *dist || distance >= self.cap {
-            return;
-        }
-        let first = *dist == -T::LOWEST;
-        *dist = distance;
-        self.from[col as usize] = from;
-        self.heap.push(Reverse((distance, Event::Column(col))));
-        if first {
-            self.touched.push(col);
-        }
-        if stock.holder(col) == NOBODY {
-            if first {
-                self.met.push(col);
-            }
-            // Once every free column is reached, the search ends with the farthest of them.
-            if self.met.len() == self.free && self.free <= TAIL {
-                let farthest = self.met.iter().map(|&col| self.dist[col as usize]).max();
-                self.cap = farthest.map_or(self.cap, |d| (d + T::ONE).min(self.cap));
-            }
-        }
+    /// The root of the tree that reached a column.
+    fn root_of(&self, col: u32) -> u32 {
+        self.rows[self.front.from(col) as usize].root
     }
 
-    /// Something other than a column comes into sight.
-    fn expect(&mut self, distance: T, event: Event) {
-        if distance < self.cap {
-            self.heap.push(Reverse((distance, event)));
+    /// Reaches the columns on a row's list that are no farther than the search has come, and a few
+    /// more.
+    fn look_on(&mut self, market: &Market<T>, row: u32, now: T) {
+        let at = row as usize;
+        let Branch { distance, profit, next, .. } = self.rows[at];
+        for (place, group) in (0u32..).zip(self.lists.rest(at, next as usize)) {
+            let nearest = distance + (profit - group.then).max(T::ZERO);
+            if nearest > now && place > 0 {
+                self.rows[at].next = next + place;
+                self.front.expect(nearest, Event::Row(row));
+                return;
+            }
+            for (col, weight) in group.edges() {
+                self.front.weigh(col, row, market.weight(weight), distance, profit);
+            }
+        }
+        let bound = self.lists.bound(at);
+        if bound > T::LOWEST {
+            let far = distance + (profit - bound).max(T::ZERO);
+            self.front.expect(far, Event::Beyond(row));
         }
     }
 
     fn clear(&mut self) {
-        for &col in &self.touched {
-            self.dist[col as usize] = -T::LOWEST;
-        }
-        self.touched.clear();
         self.settled.clear();
-        self.met.clear();
-        self.cap = -T::LOWEST;
-        self.heap.clear();
+        self.front.clear();
+    }
+}
+
+/// With lists as short as they are in tests, so that searches go beyond them all the time.
+#[cfg(test)]
+mod tests {
+    use crate::{Dense, Matching, Options, Warm, solve, verify};
+    use proptest::prelude::*;
+
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, n: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
+            ((self.0 >> 33) % n as u64) as usize
+        }
+    }
+
+    /// Replicas of a few services and job families with so little noise that most of it ties.
+    fn row(cols: usize, ties: usize, random: &mut Random) -> Vec<f32> {
+        let service = random.below(4);
+        let weigh = |col: usize| (service * 7 + col % 5 * 3) % 11 * 4096 + random.below(ties);
+        (0..cols).map(weigh).map(|x| x as f32 / 65536.0).collect()
+    }
+
+    fn proved(rows: usize, cols: usize, data: &[f32], options: Options<'_>) -> Matching {
+        let weights = Dense::new(rows, cols, data).unwrap();
+        let matching = solve(&weights, options).unwrap();
+        assert!(verify(&weights, &matching).unwrap().exact);
+        matching
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(96))]
+
+        #[test]
+        fn a_repair_gives_the_value_of_a_cold_start(seed: u64, rows in 12usize..150, more in 0usize..20,
+            ties in 2usize..3000, changes in 1usize..12, optional: bool, forbid in 0usize..3) {
+            let cols = rows + more.saturating_sub(10);
+            let mut random = Random(seed);
+            let mut data: Vec<f32> = (0..rows).flat_map(|_| row(cols, ties, &mut random)).collect();
+            for _ in 0..forbid * rows {
+                data[random.below(rows * cols)] = f32::NEG_INFINITY;
+            }
+            let options = Options { optional, ..Options::default() };
+            let last = proved(rows, cols, &data, options);
+            for _ in 0..changes {
+                let at = random.below(rows) * cols;
+                data[at..at + cols].copy_from_slice(&row(cols, ties, &mut random));
+            }
+            let warm = Warm { certificate: &last.certificate, rows: &[], cols: &[] };
+            let warm = proved(rows, cols, &data, Options { warm: Some(warm), ..options });
+            prop_assert_eq!(warm.value, proved(rows, cols, &data, options).value);
+        }
+    }
+
+    #[test]
+    fn searches_go_beyond_their_lists() {
+        let (n, mut random) = (300, Random(5));
+        let mut data: Vec<f32> = (0..n).flat_map(|_| row(n, 3000, &mut random)).collect();
+        let mut last = proved(n, n, &data, Options::default());
+        let mut beyond = 0;
+        for _ in 0..5 {
+            for _ in 0..n / 20 {
+                let at = random.below(n) * n;
+                data[at..at + n].copy_from_slice(&row(n, 3000, &mut random));
+            }
+            let warm = Warm { certificate: &last.certificate, rows: &[], cols: &[] };
+            let repaired = proved(n, n, &data, Options { warm: Some(warm), ..Options::default() });
+            assert_eq!(repaired.value, proved(n, n, &data, Options::default()).value);
+            assert_eq!((repaired.effort.phases, repaired.effort.bids), (1, 0));
+            beyond += repaired.effort.refills - n as u64;
+            last = repaired;
+        }
+        assert!(beyond > 100, "only {beyond} rows were read beyond their lists");
     }
 }

@@ -91,6 +91,8 @@ pub(crate) trait Tick:
     fn to_i128(self) -> i128;
     fn shl(self, by: u32) -> Self;
     fn shr(self, by: u32) -> Self;
+    /// One more than the place of the highest bit in which two numbers differ.
+    fn highest_difference(self, other: Self) -> usize;
 }
 
 macro_rules! tick {
@@ -116,6 +118,10 @@ macro_rules! tick {
             #[inline]
             fn shr(self, by: u32) -> Self {
                 self >> by
+            }
+            #[inline]
+            fn highest_difference(self, other: Self) -> usize {
+                (<$t>::BITS - (self ^ other).leading_zeros()) as usize
             }
         }
     };

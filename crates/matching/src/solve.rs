@@ -243,8 +243,12 @@ impl Setup {
         let prices =
             auction.stock.price.iter().map(|&p| (p - floor).max(T::ZERO).to_i128()).collect();
         let mut profits = vec![0; task.weights.rows()];
+        let mut held = vec![T::LOWEST; task.rows.len()];
+        for (_, lot) in auction.stock.lots().filter(|(_, lot)| lot.row != NOBODY) {
+            held[lot.row as usize] = lot.profit.max(held[lot.row as usize]);
+        }
         for (at, &(row, _)) in task.rows.iter().enumerate() {
-            let best = auction.lists.look(at, &auction.stock.price).best;
+            let best = auction.lists.look(at, &auction.stock.price).best.max(held[at]);
             if best > T::LOWEST {
                 profits[row as usize] = (best + floor).to_i128();
             }

@@ -18,8 +18,8 @@ use crate::weights::{Owned, Weights, row_of};
 
 /// Columns in a short list. More need fewer reads of rows, but each makes a longer list.
 const KEEP: usize = 64;
-/// The same after a warm start, where lists are searched and not only bid from.
-const KEEP_WARM: usize = 128;
+/// The same after a warm start.
+const KEEP_WARM: usize = if cfg!(test) { 8 } else { 64 };
 /// From phase to phase eps falls by 2^this.
 const FALL: u32 = 3;
 /// First eps, as a power of two below the span of the weights: without any knowledge, from a
@@ -29,6 +29,8 @@ const FIRST_SAMPLED: u32 = 9;
 const FIRST_WARM: u32 = 12;
 /// Last eps of the solution of a sample, whose prices are not right to more than that anyway.
 const LAST_IN_SAMPLE: u32 = 15;
+/// Rows that are read to see how long a list usually is.
+const READ_TO_HOPE: usize = 64;
 /// Fewest rows for which a sample pays.
 const ROWS_TO_SAMPLE: usize = 512;
 /// One row and one column of this many are in the sample.
@@ -190,7 +192,7 @@ fn from_sample<'a, W: Weights, T: Tick>(
         tops.raise(row_of(task.weights, row as usize, &mut buffer), best(at).max(out));
     }
     let floor = solved.loose.then_some(solved.level);
-    let mut auction = priced(task, tops, &[], floor, keep(task, KEEP));
+    let mut auction = priced(task, tops, &[], floor, &[], keep(task, KEEP));
     auction.bids += solved.bids;
     auction.refills += solved.refills;
     drop(solved);
@@ -255,6 +257,7 @@ fn priced<'a, W: Weights, T: Tick>(
     Tops { mut market, tops }: Tops<T>,
     then: &[Option<T>],
     floor: Option<T>,
+    profits: &[Option<T>],
     keep: usize,
 ) -> Auction<'a, W, T> {
     let lowest = floor.unwrap_or_else(|| {
@@ -276,8 +279,38 @@ fn priced<'a, W: Weights, T: Tick>(
         (0..).zip(&tops).map(|(at, &top)| exactly(at, top.max(FLOOR)).max(lowest)).collect();
     market.rebase(&price);
     let mut auction = Auction::new(task, market, price, lowest, keep);
-    auction.fill_lists(keep);
+    let hopes = hopes(&auction, profits, keep);
+    auction.fill_lists(keep, &hopes);
     auction
+}
+
+/// For each row a rough value that about as many columns exceed as a list holds, where its profit is
+/// known: a few rows are read to see how far below that the last column of a list usually lies.
+fn hopes<W: Weights, T: Tick>(
+    auction: &Auction<'_, W, T>,
+    profits: &[Option<T>],
+    keep: usize,
+) -> Vec<i32> {
+    let (market, task) = (&auction.market, auction.task);
+    let known: Vec<(usize, i32)> =
+        (0..).zip(profits).filter_map(|(at, &p)| Some((at, market.rough_of(p?)))).collect();
+    let (mut found, mut buffer) = (Candidates::new(keep), Vec::new());
+    let mut depths = Vec::new();
+    for &(at, best) in known.iter().step_by(known.len().div_ceil(READ_TO_HOPE).max(1)) {
+        let line = row_of(task.weights, task.rows[at].0 as usize, &mut buffer);
+        found.start(FLOOR);
+        W::Scalar::scan(line, &market.rough_price, &market.rough, &mut found);
+        if let Some((last, _)) = found.leading(keep).take(keep).last() {
+            depths.push(best.saturating_sub(last));
+        }
+    }
+    depths.sort_unstable();
+    let usual = depths.get(depths.len() * 3 / 4).copied().unwrap_or(i32::MAX);
+    let mut hopes = vec![FLOOR; profits.len()];
+    for (at, best) in known {
+        hopes[at] = best.saturating_sub(usual).max(FLOOR);
+    }
+    hopes
 }
 
 /// Starts from what the last cycle knew; nothing when too little of it still holds.
@@ -306,9 +339,10 @@ fn warm<'a, W: Weights, T: Tick>(
     let mut found = Candidates::new(4);
     let mut buffer = Vec::new();
     let (mut tops, mut content) = (Tops::new(task, grid, scale_bits), 0);
+    let mut profits = vec![None; task.rows.len()];
     let out = task.way_out.map_or(T::LOWEST, T::from_i128);
     let held = held_by(task, &memory.holders);
-    for (&(row, _), &held) in task.rows.iter().zip(&held) {
+    for (at, (&(row, _), &held)) in task.rows.iter().zip(&held).enumerate() {
         let line = row_of(task.weights, row as usize, &mut buffer);
         let kept = held
             .filter(|&col| then[col as usize].is_some() && line[col as usize].to_f64().is_finite());
@@ -325,13 +359,14 @@ fn warm<'a, W: Weights, T: Tick>(
         if best.is_some_and(|b| b <= rough.saturating_add(8)) {
             // While the row is still near.
             tops.raise(line, profit.max(out));
+            profits[at] = Some(profit);
             content += 1;
         }
     }
     if content * 2 <= task.rows.len() {
         return None;
     }
-    let mut auction = priced(task, tops, &then, Some(T::ZERO), keep(task, KEEP_WARM));
+    let mut auction = priced(task, tops, &then, Some(T::ZERO), &profits, keep(task, KEEP_WARM));
     seat(&mut auction, &held);
     Some(auction)
 }

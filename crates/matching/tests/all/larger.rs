@@ -228,9 +228,11 @@ fn a_small_change_is_repaired_without_phases() {
             let row = random.below(n);
             now.data[row * n..(row + 1) * n].copy_from_slice(&fresh.data[row * n..(row + 1) * n]);
         }
-        let warm = Warm { certificate: &last.certificate, rows: &[], cols: &[] };
-        let warm = proved(&now, Options { warm: Some(warm), ..options });
-        let cold = proved(&now, options);
+        let known = Warm { certificate: &last.certificate, rows: &[], cols: &[] };
+        let options = Options { warm: Some(known), ..options };
+        let warm = proved(&now, options);
+        assert_eq!(warm, solve(&dense(&now), Options { threads: 3, ..options }).unwrap());
+        let cold = proved(&now, Options { warm: None, ..options });
         assert_eq!(warm.value, cold.value);
         assert_eq!(warm.effort.phases, 1, "repaired, not solved anew");
         assert!(warm.effort.refills < 2 * n as u64, "{:?}", warm.effort);
