@@ -36,14 +36,16 @@ fn main() {
         let options = Options { warm: Some(warm), ..Options::default() };
         measure(rows, cols, &data, options)
     });
-    let (warm_s, warm_bids) = match &warm {
+    let warm_peak = peak_bytes();
+    let (warm_s, warm_refills) = match &warm {
         Some((m, solve_s, verify_s)) => (format!("{:.4}", solve_s + verify_s), m.effort.refills),
         None => ("null".into(), 0),
     };
     println!(
         "{{\"cpu_s\":{:.4},\"solve_s\":{solve_s:.4},\"verify_s\":{verify_s:.4},\
          \"stream_s\":{stream_s:.5},\"peak_bytes\":{peak},\"value\":{},\"bids\":{},\
-         \"refills\":{},\"warm_s\":{warm_s},\"warm_refills\":{warm_bids}}}",
+         \"refills\":{},\"warm_s\":{warm_s},\"warm_refills\":{warm_refills},\
+         \"warm_peak_bytes\":{warm_peak}}}",
         solve_s + verify_s,
         cold.value,
         cold.effort.bids,
