@@ -65,6 +65,9 @@ fn forbidden_and_optional_edges() {
     assert_eq!(optional["assignment"], serde_json::json!([null, 1]));
     let negative = json(&run(&["--json", "--forbid", "-1"], &file));
     assert_eq!(negative["value"], 14.0);
+    let infinite = write(dir.path(), "i.npy", &npy(2, 2, &[1.0, f32::NEG_INFINITY, 5.0, 8.0]));
+    let without = json(&run(&["--json", "--forbid", "-inf"], &infinite));
+    assert_eq!((&without["value"], &without["matched"]), (&9.0.into(), &2.into()));
 }
 
 #[test]

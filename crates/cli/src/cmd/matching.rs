@@ -24,7 +24,7 @@ pub(crate) struct MatchArgs {
     #[arg(long)]
     minimize: bool,
     /// Edges with this weight must not be used (a number, `nan`, `inf` or `-inf`).
-    #[arg(long, value_name = "VALUE", allow_negative_numbers = true)]
+    #[arg(long, value_name = "VALUE", allow_hyphen_values = true)]
     forbid: Option<f64>,
     /// Leave out edges that would lower the total.
     #[arg(long)]

@@ -1,6 +1,6 @@
 //! `muxflow plan`: pairs offline jobs with online GPUs from a snapshot file, and says why.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -137,8 +137,9 @@ fn table(snapshot: &ClusterSnapshot, plan: &ClusterPlan, source: &str) -> String
     let mut t = Table::new(&[
         "GPU", "TYPE", "SERVICE", "JOB", "CHANGE", "SHARE", "QUOTA", ">SPEED", ">WEIGHT",
     ]);
+    let gpus: BTreeMap<_, _> = snapshot.gpus.iter().map(|g| (&g.gpu, g)).collect();
     for a in &plan.assignments {
-        let gpu = snapshot.gpus.iter().find(|g| g.gpu == a.gpu);
+        let gpu = gpus.get(&a.gpu);
         let service =
             gpu.and_then(|g| g.online.as_ref()).map_or("-".to_owned(), |o| o.service.to_string());
         let change = match &a.change {
