@@ -150,11 +150,20 @@ pub(crate) async fn evicted(stage: &mut Stage) {
     })
     .await;
     assert_ne!(annotation(&next, names::GPU), planned, "not beside the burst");
+    wait("the place of the busy GPU withdrawn", || async {
+        (offered(&this.client).await == (vec![2, 2], vec![2, 1])).then_some(())
+    })
+    .await;
     stage.works(&next.metadata.name.clone().unwrap(), 50).await;
     std::fs::write(stage.out.join("done"), "").unwrap();
     wait("the job finished", || async {
         let job = this.jobs().get("job").await.unwrap();
         (job.status.and_then(|s| s.succeeded) == Some(1)).then_some(())
+    })
+    .await;
+    stage.calm(&busy);
+    wait("the place offered again", || async {
+        (offered(&this.client).await == (vec![2, 2], vec![2, 2])).then_some(())
     })
     .await;
 }

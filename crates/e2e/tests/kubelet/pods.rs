@@ -177,10 +177,15 @@ impl Stage {
     /// A service with one client, and three more that a burst makes busy: with long kernels, so that
     /// the GPU is full however little of a processor they get.
     pub(crate) async fn start_service(&self, name: &str) {
-        self.pause(name, 20_000);
-        self.pause(&format!("{name}.more"), 900_000);
+        self.calm(name);
         let script = r#"for n in 1 2 3; do "$WORKER" 20000 40 "$OUT/$NAME.more.pause" - & done; exec "$WORKER" 2000 16 "$OUT/$NAME.pause" "$OUT/$NAME.record""#;
         self.create(name, self.spec(names::ONLINE_RESOURCE, script)).await;
+    }
+
+    /// The service wants as little as at first.
+    pub(crate) fn calm(&self, name: &str) {
+        self.pause(name, 20_000);
+        self.pause(&format!("{name}.more"), 900_000);
     }
 
     /// The service comes to want more than its whole GPU.
@@ -206,8 +211,9 @@ impl Stage {
             Ok::<_, std::io::Error>(page)
         };
         let page = tokio::time::timeout(Duration::from_secs(20), ask).await.unwrap().unwrap();
-        let of =
-            |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        let of = |line: &&str| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ', ',']))
+        };
         page.lines().filter(of).filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 }

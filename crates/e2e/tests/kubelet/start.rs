@@ -40,6 +40,13 @@ pub(crate) async fn service(stage: &mut Stage) {
     let mut all = gpus;
     all.sort_unstable();
     assert_eq!(given, all, "each service has a GPU of its own");
+    // What an autoscaler can use: by pod, of both services.
+    for metric in ["muxflow_service_sm_activity_ratio", "muxflow_service_sm_demand_ratio"] {
+        for pod in ["first", "second"] {
+            let of = format!("{metric}{{namespace=\"default\",pod=\"{pod}\"");
+            wait(&of, || async { (stage.metric(&of).await > 0.0).then_some(()) }).await;
+        }
+    }
     stage.start_service("third").await;
     let said = stage.event("third", "FailedScheduling").await;
     assert!(said.contains("Insufficient muxflow.dev/online"), "{said}");

@@ -2,7 +2,7 @@
 //! asks nobody outside this machine.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +45,8 @@ pub(crate) struct Local {
     draining: BTreeSet<JobId>,
     /// Namespaces whose processes were seen to belong to the pod.
     verified: BTreeSet<(JobId, u64)>,
+    /// Where the kernel tells of processes.
+    proc: PathBuf,
 }
 
 impl Local {
@@ -60,6 +62,7 @@ impl Local {
             states: BTreeMap::new(),
             draining: BTreeSet::new(),
             verified: BTreeSet::new(),
+            proc: "/proc".into(),
         }
     }
 
@@ -156,7 +159,7 @@ impl Local {
                 if namespace == 0 || self.verified.contains(&key) {
                     continue;
                 }
-                let pods = identity::pods_in(Path::new("/proc"), namespace);
+                let pods = identity::pods_in(&self.proc, namespace);
                 if !pods.is_empty() && !pods.contains(job.as_str()) {
                     let why = format!(
                         "processes of pod uid {} use the control block of pod {}",
@@ -193,5 +196,87 @@ impl Local {
             self.states = states;
             self.urgent.notify_one();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use kube::runtime::reflector;
+    use muxflow_agent::gpu::guest::GuestSpec;
+
+    use super::*;
+    use crate::node::executor::{LocalGpu, Reading};
+    use crate::node::ground::Places;
+    use crate::scheduler::pods::PodName;
+
+    const OWN: &str = "11111111-0f2b-4c3d-9e8f-001122334455";
+    const OTHER: &str = "22222222-0f2b-4c3d-9e8f-001122334455";
+
+    /// A guest whose processes are in namespace 11.
+    #[derive(Default)]
+    struct OneGuest {
+        drained: Mutex<Vec<String>>,
+    }
+
+    impl Executor for OneGuest {
+        fn gpus(&self) -> Vec<LocalGpu> {
+            Vec::new()
+        }
+
+        fn read(&self, _: &str) -> Option<Reading> {
+            None
+        }
+
+        fn attach(&self, _: &str, _: GuestSpec) -> Result<PathBuf, String> {
+            Err("nobody comes".to_owned())
+        }
+
+        fn drain(&self, _: &str, guest: &JobId, reason: &str) {
+            self.drained.lock().unwrap().push(format!("{guest}: {reason}"));
+        }
+
+        fn detach(&self, _: &str, _: &JobId) {}
+
+        fn relent(&self, _: &str) {}
+
+        fn namespaces(&self, _: &str) -> Vec<u64> {
+            vec![11]
+        }
+    }
+
+    /// What comes of processes of a pod in the namespace: who was drained, and the wish.
+    fn verified_among(pod: &str) -> (Vec<String>, Option<crate::node::ground::Wish>) {
+        let dir = tempfile::tempdir().unwrap();
+        let process = dir.path().join("proc/7");
+        std::fs::create_dir_all(process.join("ns")).unwrap();
+        std::os::unix::fs::symlink("pid:[11]", process.join("ns/pid")).unwrap();
+        std::fs::write(process.join("cgroup"), format!("0::/kubepods/pod{pod}/c")).unwrap();
+        let executor = Arc::new(OneGuest::default());
+        let (tell, mut wishes) = tokio::sync::mpsc::unbounded_channel();
+        let places = Places { state: dir.path().to_owned(), ..Places::default() };
+        let (pods, _writer) = reflector::store();
+        let ground = Arc::new(Ground::new(executor.clone(), pods, &places, tell));
+        let name = PodName { namespace: "d".into(), name: "p".into(), uid: OWN.into() };
+        let attached = Attached { pod: name, gpu: "GPU-a".into(), claimed: false };
+        ground.guests().insert(JobId::new(OWN).unwrap(), attached);
+        let mut local = Local::new(ground, Vec::new(), Arc::default());
+        local.proc = dir.path().join("proc");
+        local.verify();
+        let drained = executor.drained.lock().unwrap().clone();
+        local.verify();
+        assert_eq!(*executor.drained.lock().unwrap(), drained, "seen to once");
+        (drained, wishes.try_recv().ok())
+    }
+
+    #[test]
+    fn a_pod_that_uses_the_control_block_of_another_is_found_by_its_control_group() {
+        assert_eq!(verified_among(OWN), (Vec::new(), None));
+        let (drained, wish) = verified_among(OTHER);
+        let wish = wish.unwrap();
+        assert_eq!((wish.job.as_str(), wish.reason, wish.while_ill), (OWN, "WrongGpu", false));
+        assert!(wish.why.contains(OTHER) && wish.why.contains("d/p"), "{}", wish.why);
+        assert_eq!(drained, [format!("{OWN}: {}", wish.why)]);
     }
 }

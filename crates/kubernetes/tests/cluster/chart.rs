@@ -2,6 +2,7 @@
 //! nonsense is refused, and to remove it leaves pods alone.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
 use muxflow_test_cluster::scenarios::wait;
@@ -9,6 +10,7 @@ use serde_json::json;
 
 use crate::Stage;
 use crate::install::{self, NAMESPACE};
+use crate::world::{Scheduler, settings};
 
 pub(crate) fn deploy(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(path)
@@ -92,12 +94,21 @@ pub(crate) async fn chart(stage: &mut Stage) {
     removed(stage).await;
 }
 
-/// Everything but the definitions is removed and installed again, as an upgrade or a mistake would:
-/// pods that run are the same afterwards.
+/// Everything but the definitions is removed and installed again under a scheduler that runs, as an
+/// upgrade or a mistake would: pods that run are the same afterwards, those that it has bound too.
 async fn removed(stage: &Stage) {
-    stage.world.node("n1", json!({}), json!({})).await;
+    let world = &stage.world;
+    world.node("n1", json!({}), json!({})).await;
+    world.gpu("GPU-a", "n1", 20).await;
+    let scheduler = Scheduler::start(stage.limited().await, settings("a"));
     let online = json!({"schedulerName": "default-scheduler", "nodeName": "n1"});
-    let before = stage.world.pod("online", json!({}), online).await;
+    world.pod("online", json!({}), online).await;
+    world.pod("offline", json!({}), json!({})).await;
+    world.wait_for_places(1).await;
+    let mut before = Vec::new();
+    for name in ["online", "offline"] {
+        before.push((name, world.pods.get(name).await.unwrap().metadata.uid));
+    }
     for document in install::documents().iter().rev() {
         let kind = document.types.clone().unwrap().kind;
         if !matches!(kind.as_str(), "CustomResourceDefinition" | "Namespace") {
@@ -106,12 +117,17 @@ async fn removed(stage: &Stage) {
             api.delete(&name, &DeleteParams::default()).await.unwrap();
         }
     }
-    wait("the pod still runs", || async {
-        let pod = stage.world.pods.get("online").await.unwrap();
-        assert_eq!(pod.metadata.uid, before.metadata.uid);
-        assert!(pod.metadata.deletion_timestamp.is_none());
-        (pod.status?.phase? == "Running").then_some(())
-    })
-    .await;
+    // Time for a few cycles of a scheduler that may do nothing any more.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    for (name, uid) in &before {
+        wait("the pod still runs", || async {
+            let pod = world.pods.get(name).await.unwrap();
+            assert_eq!(pod.metadata.uid, *uid, "{name}");
+            assert!(pod.metadata.deletion_timestamp.is_none(), "{name}");
+            (pod.status?.phase? == "Running").then_some(())
+        })
+        .await;
+    }
     install::install(stage).await;
+    scheduler.stop().await;
 }
