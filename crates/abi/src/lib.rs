@@ -13,6 +13,7 @@
 pub mod control;
 pub mod cuda;
 pub mod driver;
+pub mod handled;
 pub mod nvml;
 
 mod generated {

@@ -39,9 +39,9 @@ static void *look_up(const char *name) {
 }
 #define CALL(name, ...) ((int (*)())look_up(#name))(__VA_ARGS__)
 
-static u64 pointers[200000], graph, exec, context; static int count;
-static volatile int told;
-static void on_signal(int s) { told = s; }
+static u64 pointers[200000], graph, exec, context, pool, green; static int count;
+static volatile int told, over, times;
+static void on_signal(int s) { told = s; times++; }
 static void on_signal_exit(int s) { (void)s; _exit(7); }
 static int (*launch)();
 
@@ -94,6 +94,15 @@ static void *free_all(void *failed) {
     return 0;
 }
 
+/* Signals and sigaction from everywhere at once. */
+static void set_term(void) { struct sigaction a = { .sa_handler = on_signal }; sigaction(SIGTERM, &a, 0); }
+static void on_storm(int s) { (void)s; set_term(); }
+static volatile int was_set;
+static void *sets(void *p) { (void)p; while (!over) { set_term(); was_set = 1; } return 0; }
+static void *launches(void *p) { (void)p; for (;;) launch((void *)0x40, 1, 1, 1, 1, 1, 1, 0, (void *)0, (void *)0, (void *)0); return 0; }
+static void block(int s) { sigset_t set; sigemptyset(&set); sigaddset(&set, s); pthread_sigmask(SIG_BLOCK, &set, 0); }
+static int wait_for_child(pid_t p) { int s; while (waitpid(p, &s, 0) < 0 && errno == EINTR); return s; }
+
 int main(int argc, char **argv) {
     setvbuf(stdout, 0, _IOLBF, 0);
     driver = dlopen("libcuda.so.1", RTLD_NOW);
@@ -108,6 +117,13 @@ int main(int argc, char **argv) {
             launch = (int (*)())look_up("cuLaunchKernel");
             printf("init %d\n", r);
         } else if (!strcmp(op, "ctx")) printf("ctx %d\n", CALL(cuCtxCreate_v2, &context, 0, 0));
+        else if (!strcmp(op, "attach")) { u64 c; printf("attach %d\n", CALL(cuCtxAttach, &c, 0)); }
+        else if (!strcmp(op, "detach")) printf("detach %d\n", CALL(cuCtxDetach, context));
+        else if (!strcmp(op, "green")) { int r = CALL(cuInit, 0) | CALL(cuGreenCtxCreate, &green, (void *)0, 0, 0); launch = (int (*)())look_up("cuLaunchKernel"); printf("green %d\n", r); }
+        else if (!strcmp(op, "greenend")) printf("greenend %d\n", CALL(cuGreenCtxDestroy, green));
+        else if (!strcmp(op, "device")) { u64 c; int r = CALL(cuDevicePrimaryCtxRetain, &c, (int)n); r |= CALL(cuCtxSetCurrent, c); printf("device %d\n", r); }
+        else if (!strcmp(op, "heap")) printf("heap %d\n", CALL(cuCtxSetLimit, 2, (size_t)n));
+        else if (!strcmp(op, "reset")) printf("reset %d\n", CALL(cuDevicePrimaryCtxReset_v2, (int)n));
         else if (!strcmp(op, "ctxend")) printf("ctxend %d\n", CALL(cuCtxDestroy_v2, context));
         else if (!strcmp(op, "release")) printf("release %d\n", CALL(cuDevicePrimaryCtxRelease_v2, 0));
         else if (!strcmp(op, "alloc")) { int r = CALL(cuMemAlloc_v2, &pointers[count], (size_t)n); if (!r) count++; printf("alloc %d\n", r); }
@@ -127,13 +143,38 @@ int main(int argc, char **argv) {
         else if (!strcmp(op, "graph")) { u64 node, p[16] = { 0 }; ((int *)p)[2] = 1; p[13] = n; int r = CALL(cuGraphCreate, &graph, 0) | CALL(cuGraphAddMemAllocNode, &node, graph, (void *)0, (size_t)0, p); if (!r) r = CALL(cuGraphInstantiateWithFlags, &exec, graph, (u64)0) | CALL(cuGraphDestroy, graph); printf("graph %d\n", r); }
         else if (!strcmp(op, "graphend")) printf("graphend %d\n", CALL(cuGraphExecDestroy, exec));
         else if (!strcmp(op, "graphtrim")) printf("graphtrim %d\n", CALL(cuDeviceGraphMemTrim, 0));
+        else if (!strcmp(op, "plan")) { u64 node, p[16] = { 0 }; ((int *)p)[2] = 1; p[13] = n; printf("plan %d\n", CALL(cuGraphCreate, &graph, 0) | CALL(cuGraphAddMemAllocNode, &node, graph, (void *)0, (size_t)0, p)); }
+        else if (!strcmp(op, "instantiate")) printf("instantiate %d\n", CALL(cuGraphInstantiateWithFlags, &exec, graph, (u64)0));
+        else if (!strcmp(op, "planend")) printf("planend %d\n", CALL(cuGraphDestroy, graph));
+        else if (!strcmp(op, "pool")) { struct { int type, handles, where, id; u64 rest[9]; } props = { 1, 0, 1, 0 }; printf("pool %d\n", CALL(cuMemPoolCreate, &pool, &props)); }
+        else if (!strcmp(op, "poolalloc")) { int r = CALL(cuMemAllocFromPoolAsync, &pointers[count], (size_t)n, pool, (void *)0); if (!r) count++; printf("poolalloc %d\n", r); }
+        else if (!strcmp(op, "poolend")) printf("poolend %d\n", CALL(cuMemPoolDestroy, pool));
+        else if (!strcmp(op, "freeasync")) { int r = count ? CALL(cuMemFreeAsync, pointers[--count], (void *)0) : -1; printf("freeasync %d\n", r); }
+        else if (!strcmp(op, "allocin")) { u64 p; printf("allocin %d\n", CALL(cuMemAllocAsync, &p, (size_t)1 << 20, (void *)n)); }
+        else if (!strcmp(op, "captures")) { int r = 0; u64 g; for (u64 k = 0; k < n; k++) r |= CALL(cuStreamBeginCapture_v2, (void *)(0x100 + k), 0); for (u64 k = 0; k < n; k++) r |= CALL(cuStreamEndCapture, (void *)(0x100 + k), &g); printf("captures %d\n", r); }
+        else if (!strcmp(op, "captureown")) printf("captureown %d\n", CALL(cuStreamBeginCapture_v2_ptsz, (void *)0, 0));
+        else if (!strcmp(op, "endown")) { u64 g; printf("endown %d\n", CALL(cuStreamEndCapture_ptsz, (void *)0, &g)); }
+        else if (!strcmp(op, "launchin")) printf("launchin %d\n", launch((void *)0x40, 1, 1, 1, 1, 1, 1, 0, (void *)n, (void *)0, (void *)0));
         else if (!strcmp(op, "capture")) printf("capture %d\n", CALL(cuStreamBeginCapture_v2, (void *)n, 0));
-        else if (!strcmp(op, "endcapture")) { u64 g; printf("endcapture %d\n", CALL(cuStreamEndCapture, (void *)n, &g)); }
+        else if (!strcmp(op, "endcapture")) printf("endcapture %d\n", CALL(cuStreamEndCapture, (void *)n, &graph));
         else if (!strcmp(op, "handler")) { printf("handler\n"); signal(SIGTERM, on_signal); signal(SIGINT, on_signal); }
         else if (!strcmp(op, "handlerexit")) { struct sigaction a = { .sa_handler = on_signal_exit }; sigaction(SIGTERM, &a, 0); printf("handler\n"); }
         else if (!strcmp(op, "bushandler")) { signal(SIGBUS, on_signal_exit); printf("bushandler\n"); }
         else if (!strcmp(op, "buserror")) { FILE *f = tmpfile(); char *p = mmap(0, 4096, PROT_READ, MAP_SHARED, fileno(f), 0); printf("buserror %d\n", *(volatile char *)p); }
         else if (!strcmp(op, "ignore")) { signal(SIGTERM, SIG_IGN); printf("ignore\n"); }
+        else if (!strcmp(op, "block")) { block(SIGTERM); printf("block\n"); }
+        else if (!strcmp(op, "sigwait")) { sigset_t set; int s; pthread_t t; block(SIGTERM); pthread_create(&t, 0, launches, 0); sigemptyset(&set); sigaddset(&set, SIGTERM); printf("looping\n"); sigwait(&set, &s); _exit(40 + s); }
+        else if (!strcmp(op, "threads")) { pthread_t t; while (n--) pthread_create(&t, 0, launches, 0); printf("looping\n"); for (;;) pause(); }
+        else if (!strcmp(op, "storm")) {
+            /* A handler that sets handlers interrupts a thread that does the same. */
+            pthread_t t; signal(SIGUSR1, on_storm); alarm(60); over = 0; pthread_create(&t, 0, sets, 0);
+            while (n--) { pthread_kill(t, SIGUSR1); usleep(20); }
+            over = 1; pthread_join(t, 0); alarm(0); printf("storm\n");
+        } else if (!strcmp(op, "forkstorm")) {
+            pthread_t t; int bad = 0; over = 0; pthread_create(&t, 0, sets, 0);
+            while (n--) { pid_t p = fork(); if (!p) { alarm(20); set_term(); _exit(0); } bad += wait_for_child(p) != 0; }
+            over = 1; pthread_join(t, 0); printf("forkstorm %d\n", bad);
+        } else if (!strcmp(op, "setting")) { pthread_t t; over = was_set = 0; pthread_create(&t, 0, sets, 0); while (!was_set) usleep(100); }
         else if (!strcmp(op, "asked")) { struct sigaction a; sigaction(SIGTERM, 0, &a); printf("asked %s\n", a.sa_handler == on_signal ? "mine" : a.sa_handler == SIG_DFL ? "default" : a.sa_handler == SIG_IGN ? "ignore" : "other"); }
         else if (!strcmp(op, "sleep")) { u64 end = now_ns() + n * 1000000; while (now_ns() < end) { struct timespec t = { 0, 1000000 }; nanosleep(&t, 0); } printf("slept\n"); }
         else if (!strcmp(op, "ready")) printf("ready\n");
@@ -145,6 +186,9 @@ int main(int argc, char **argv) {
         else if (!strcmp(op, "chaos")) { char text[64]; sprintf(text, "chaos:%llu", (unsigned long long)n); char *again[] = { argv[0], text, 0 }; chaos(again, n); }
         else if (!strcmp(op, "exit")) exit((int)n);
         else if (!strcmp(op, "_exit")) _exit((int)n);
+        else if (!strcmp(op, "times")) printf("times %d\n", times);
+        else if (!strcmp(op, "pid")) printf("pid %d\n", getpid());
+        else if (!strcmp(op, "quick_exit")) quick_exit((int)n);
         else if (!strcmp(op, "abort")) abort();
         else if (!strcmp(op, "kill")) kill(getpid(), (int)n);
         else if (!strcmp(op, "beside")) { u64 (*f)(void) = dlsym(driver, "stub_calls_beside"); u64 (*l)(void) = dlsym(driver, "stub_launches"); printf("beside %llu %llu\n", (unsigned long long)f(), (unsigned long long)l()); }

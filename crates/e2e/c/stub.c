@@ -44,11 +44,14 @@ static u64 enqueue(u64 cost) {
     do { end = (old > now ? old : now) + cost; } while (!__atomic_compare_exchange_n(&busy_until, &old, end, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
     return end;
 }
-/* STUB_STAMP: a file of two words, when the last launch came and when the last kernel starts. */
+/* STUB_STAMP: a file of words: when the last launch came, when the last kernel starts, when the last one
+ * ends, and how many launches there were. */
 static void stamp_launch(u64 end) {
     if (!stamp) return;
     stamp[0] = now_ns();
     stamp[1] = end - kernel_ns;
+    stamp[2] = end;
+    stamp[3] = launches;
 }
 static inline int launched(u64 n) {
     launches += n;
@@ -89,9 +92,14 @@ API int cuCtxCreate_v3(u64 *o, void *p, int n, unsigned f, int d) { (void)p; (vo
 API int cuCtxCreate_v4(u64 *o, void *p, unsigned f, int d) { (void)p; (void)f; return ctx_new(o, d); }
 API int cuCtxDestroy_v2(u64 c) { (void)c; log_line("destroy"); return 0; }
 API int cuCtxDestroy(u64 c) { return cuCtxDestroy_v2(c); }
+static struct { u64 context; int n; } attached[64];
+API int cuCtxAttach(u64 *o, unsigned f) { (void)f; *o = current; for (int i = 0; i < 64; i++) if (attached[i].context == current || !attached[i].context) { attached[i].context = current; attached[i].n++; break; } return 0; }
+API int cuCtxDetach(u64 c) { for (int i = 0; i < 64; i++) if (attached[i].context == c && attached[i].n) { attached[i].n--; return 0; } return cuCtxDestroy_v2(c); }
 static int primary_refs;
 API int cuDevicePrimaryCtxRetain(u64 *o, int d) { *o = 0x1000 + d; if (primary_refs++ == 0) log_line("create"); return 0; }
 API int cuDevicePrimaryCtxRelease_v2(int d) { (void)d; if (--primary_refs == 0) log_line("destroy"); return 0; }
+API int cuGreenCtxCreate(u64 *o, void *r, int d, unsigned f) { u64 c; (void)r; (void)f; *o = fresh(512); return cuDevicePrimaryCtxRetain(&c, d); }
+API int cuGreenCtxDestroy(u64 g) { (void)g; return cuDevicePrimaryCtxRelease_v2(0); }
 API int cuDevicePrimaryCtxRelease(int d) { return cuDevicePrimaryCtxRelease_v2(d); }
 API int cuDevicePrimaryCtxReset_v2(int d) { (void)d; if (primary_refs) { primary_refs = 0; log_line("destroy"); } return 0; }
 API int cuDevicePrimaryCtxReset(int d) { return cuDevicePrimaryCtxReset_v2(d); }
@@ -111,14 +119,15 @@ API int cuMemAllocManaged(u64 *o, size_t n, unsigned f) { (void)f; *o = fresh(n)
 API int cuMemAllocPitch_v2(u64 *o, size_t *p, size_t w, size_t h, unsigned e) { (void)e; *p = (w + 511) & ~(size_t)511; *o = fresh(*p * h); return 0; }
 API int cuMemAllocPitch(unsigned *o, unsigned *p, unsigned w, unsigned h, unsigned e) { (void)e; *p = (w + 511) & ~511u; return cuMemAlloc(o, *p * h); }
 API int cuMemCreate(u64 *o, size_t n, const void *p, u64 f) { (void)p; (void)f; *o = fresh(n); return 0; }
-API int cuMemRetainAllocationHandle(u64 *o, void *p) { *o = (u64)p; return 0; }
+static u64 mapped[64][2];
+API int cuMemMap(u64 a, size_t n, size_t off, u64 h, u64 f) { static unsigned at; (void)n; (void)off; (void)f; mapped[at % 64][0] = a; mapped[at++ % 64][1] = h; return 0; }
+API int cuMemRetainAllocationHandle(u64 *o, u64 a) { for (int i = 0; i < 64; i++) if (mapped[i][0] == a) { *o = mapped[i][1]; return 0; } return 1; }
 API int cuMemAddressReserve(u64 *o, size_t n, size_t a, u64 at, u64 f) { (void)a; (void)at; (void)f; *o = fresh(n); return 0; }
 #define OUT1(name) API int name(u64 *o) { *o = fresh(512); return 0; }
 OUT1(cuArrayCreate) OUT1(cuArrayCreate_v2) OUT1(cuArray3DCreate) OUT1(cuArray3DCreate_v2) OUT1(cuMipmappedArrayCreate)
 OUT1(cuImportExternalMemory) OUT1(cuMemImportFromShareableHandle) OUT1(cuModuleLoad) OUT1(cuModuleLoadData) OUT1(cuModuleLoadDataEx)
 OUT1(cuModuleLoadFatBinary) OUT1(cuLibraryLoadData) OUT1(cuLibraryLoadFromFile) OUT1(cuGraphAddNode)
-OUT1(cuGraphAddNode_v2) OUT1(cuGraphAddNode_v3) OUT1(cuGraphCreate) OUT1(cuGraphInstantiate) OUT1(cuGraphInstantiate_v2)
-OUT1(cuGraphInstantiateWithParams) OUT1(cuGraphInstantiateWithParams_ptsz) OUT1(cuGreenCtxCreate)
+OUT1(cuGraphAddNode_v2) OUT1(cuGraphAddNode_v3) OUT1(cuGraphCreate)
 OUT1(cuEventCreate)
 API int cuIpcGetMemHandle(char *h, u64 p) { memset(h, 0, 64); memcpy(h, &p, 8); return 0; }
 struct ipc { char b[64]; };
@@ -127,32 +136,51 @@ API int cuIpcOpenMemHandle_v2(u64 *o, struct ipc h, unsigned f) { (void)h; (void
 API int cuIpcOpenMemHandle(u64 *o, struct ipc h, unsigned f) { return cuIpcOpenMemHandle_v2(o, h, f); }
 API int cuMemGetAddressRange_v2(u64 *b, size_t *n, u64 p) { if (b) *b = p; if (n) *n = ipc_bytes; return 0; }
 
-/* ---- pools: reserve in grains, keep until trimmed ---- */
-static u64 reserved_of[2], used_of[2];
-#define pool_reserved reserved_of[(p >> 12) & 1]
-#define pool_used used_of[(p >> 12) & 1]
-static u64 capturing = ~0ull;
+/* ---- pools: reserve in grains, keep until trimmed. A destroyed one lives on until the last of it is freed,
+ * and nothing may be asked of it: STUB_LOG says so if it is. ---- */
+enum { POOLS = 8 };
+static struct pool { u64 handle, reserved, used; } pools[POOLS] = { { 0x2000 }, { 0x2001 } };
+static u64 sizes[4096][3];
+static struct pool *pool_of(u64 handle) {
+    for (int i = 0; i < POOLS; i++) if (pools[i].handle == handle) return &pools[i];
+    log_line("dead pool");
+    return 0;
+}
+static u64 capturing[64];
+static int captures(u64 s) { for (int i = 0; i < 64; i++) if (capturing[i] == s + 1) return i + 1; return 0; }
 API int cuDeviceGetMemPool(u64 *o, int d) { *o = 0x2000 + d; return 0; }
 API int cuDeviceGetDefaultMemPool(u64 *o, int d) { *o = 0x2000 + d; return 0; }
-API int cuMemPoolCreate(u64 *o, const void *p) { (void)p; *o = 0x3000; return 0; }
-API int cuMemPoolGetAttribute(u64 p, int a, u64 *v) { *v = a == 5 ? pool_reserved : a == 7 ? pool_used : 0; return 0; }
-static u64 sizes[4096][3];
+/* The handle of a destroyed pool is given out again at once, as an allocator would. */
+API int cuMemPoolCreate(u64 *o, const void *p) {
+    (void)p;
+    for (int i = 2; i < POOLS; i++) if (!pools[i].handle) { pools[i] = (struct pool){ *o = 0x3000 + 0x1000 * i }; return 0; }
+    return 2;
+}
+API int cuMemPoolGetAttribute(u64 p, int a, u64 *v) { struct pool *q = pool_of(p); if (!q) return 1; *v = a == 5 ? q->reserved : a == 7 ? q->used : 0; return 0; }
 static int pool_alloc(u64 *o, size_t n, u64 p, u64 s) {
-    if (s == capturing) { *o = fresh(n); return 0; }
+    if (captures(s)) { *o = fresh(n); return 0; }
+    struct pool *q = pool_of(p);
+    if (!q) return 1;
     n = (n + 511) & ~(size_t)511;
-    *o = fresh(n); pool_used += n;
-    if (pool_used > pool_reserved) pool_reserved = (pool_used + POOL_GRAIN - 1) / POOL_GRAIN * POOL_GRAIN;
-    for (int i = 0; i < 4096; i++) if (!sizes[i][0]) { sizes[i][0] = *o; sizes[i][1] = n; sizes[i][2] = p; break; }
+    *o = fresh(n); q->used += n;
+    if (q->used > q->reserved) q->reserved = (q->used + POOL_GRAIN - 1) / POOL_GRAIN * POOL_GRAIN;
+    for (int i = 0; i < 4096; i++) if (!sizes[i][0]) { sizes[i][0] = *o; sizes[i][1] = n; sizes[i][2] = (u64)q; break; }
     return 0;
 }
 API int cuMemAllocAsync(u64 *o, size_t n, u64 s) { return pool_alloc(o, n, 0x2000, s); }
-API int cuMemAllocAsync_ptsz(u64 *o, size_t n, u64 s) { return pool_alloc(o, n, 0x2000, s); }
+API int cuMemAllocAsync_ptsz(u64 *o, size_t n, u64 s) { return pool_alloc(o, n, 0x2000, s ? s : 2); }
 API int cuMemAllocFromPoolAsync(u64 *o, size_t n, u64 p, u64 s) { return pool_alloc(o, n, p, s); }
-API int cuMemAllocFromPoolAsync_ptsz(u64 *o, size_t n, u64 p, u64 s) { return pool_alloc(o, n, p, s); }
-API int cuMemFreeAsync(u64 a, u64 s) { (void)s; for (int i = 0; i < 4096; i++) if (sizes[i][0] == a) { u64 p = sizes[i][2]; pool_used -= sizes[i][1]; sizes[i][0] = 0; } return 0; }
+API int cuMemAllocFromPoolAsync_ptsz(u64 *o, size_t n, u64 p, u64 s) { return pool_alloc(o, n, p, s ? s : 2); }
+API int cuMemFreeAsync(u64 a, u64 s) { (void)s; for (int i = 0; i < 4096; i++) if (sizes[i][0] == a) { if (sizes[i][2]) ((struct pool *)sizes[i][2])->used -= sizes[i][1]; sizes[i][0] = 0; } return 0; }
 API int cuMemFreeAsync_ptsz(u64 p, u64 s) { return cuMemFreeAsync(p, s); }
-API int cuMemPoolTrimTo(u64 p, size_t keep) { (void)p; u64 low = (pool_used + POOL_GRAIN - 1) / POOL_GRAIN * POOL_GRAIN; pool_reserved = low > keep ? low : keep; return 0; }
-API int cuMemPoolDestroy(u64 p) { (void)p; pool_reserved = pool_used = 0; return 0; }
+API int cuMemPoolTrimTo(u64 p, size_t keep) { struct pool *q = pool_of(p); if (!q) return 1; u64 low = (q->used + POOL_GRAIN - 1) / POOL_GRAIN * POOL_GRAIN; q->reserved = low > keep ? low : keep; return 0; }
+API int cuMemPoolDestroy(u64 p) {
+    struct pool *q = pool_of(p);
+    if (!q) return 1;
+    for (int i = 0; i < 4096; i++) if (sizes[i][2] == (u64)q) sizes[i][2] = 0;
+    q->handle = 0;
+    return 0;
+}
 
 /* ---- launches ---- */
 API int cuLaunchKernel(void *f) { (void)f; return launched(1); }
@@ -175,14 +203,22 @@ API u64 stub_calls_beside(void) { return calls_beside; }
 /* ---- memory of graphs: with STUB_GRAPH_KEEPS it stays reserved until it is trimmed ---- */
 static u64 graph_planned, graph_reserved;
 API int cuGraphAddMemAllocNode(u64 *o, u64 g, void *d, size_t n, char *p) { (void)g; (void)d; (void)n; *o = fresh(512); graph_planned += *(size_t *)(p + 104); return 0; }
-API int cuGraphInstantiateWithFlags(u64 *o, u64 g, u64 f) { (void)g; (void)f; *o = fresh(512); if (getenv("STUB_GRAPH_KEEPS")) graph_reserved += graph_planned; graph_planned = 0; return 0; }
+static int instantiate(u64 *o) { *o = fresh(512); if (getenv("STUB_GRAPH_KEEPS")) graph_reserved += graph_planned; graph_planned = 0; return 0; }
+API int cuGraphInstantiateWithFlags(u64 *o, u64 g, u64 f) { (void)g; (void)f; return instantiate(o); }
+API int cuGraphInstantiate(u64 *o, u64 g) { (void)g; return instantiate(o); }
+API int cuGraphInstantiate_v2(u64 *o, u64 g) { (void)g; return instantiate(o); }
+API int cuGraphInstantiateWithParams(u64 *o, u64 g) { (void)g; return instantiate(o); }
+API int cuGraphInstantiateWithParams_ptsz(u64 *o, u64 g) { (void)g; return instantiate(o); }
 API int cuDeviceGetGraphMemAttribute(int d, int a, u64 *v) { (void)d; *v = a == 2 ? graph_reserved : 0; return 0; }
 API int cuDeviceGraphMemTrim(int d) { (void)d; graph_reserved = 0; return 0; }
 
-/* ---- capture ---- */
-API int cuStreamBeginCapture_v2(u64 s, int m) { (void)m; capturing = s; return 0; }
-API int cuStreamEndCapture(u64 s, u64 *g) { (void)s; capturing = ~0ull; if (g) *g = fresh(512); return 0; }
-API int cuStreamIsCapturing(u64 s, int *st) { calls_beside++; *st = s == capturing; return 0; }
+/* ---- capture: 0 is the default stream, 2 that of a thread ---- */
+API int cuStreamBeginCapture_v2(u64 s, int m) { (void)m; for (int i = 0; i < 64; i++) if (!capturing[i]) { capturing[i] = s + 1; return 0; } return 2; }
+API int cuStreamBeginCapture_v2_ptsz(u64 s, int m) { return cuStreamBeginCapture_v2(s ? s : 2, m); }
+API int cuStreamEndCapture(u64 s, u64 *g) { int n = captures(s); if (!n) return 401; capturing[n - 1] = 0; if (g) *g = fresh(512); return 0; }
+API int cuStreamEndCapture_ptsz(u64 s, u64 *g) { return cuStreamEndCapture(s ? s : 2, g); }
+API int cuStreamIsCapturing(u64 s, int *st) { calls_beside++; *st = captures(s) != 0; return 0; }
+API int cuStreamGetCaptureInfo(u64 s, int *st, u64 *id) { int n = captures(s); *st = n != 0; if (id) *id = n; return 0; }
 API int cuThreadExchangeStreamCaptureMode(int *m) { *m = 0; return 0; }
 
 /* ---- marks: a thread plays the device's writes ---- */
@@ -203,7 +239,8 @@ static void *player(void *x) {
 API int cuMemHostRegister_v2(void *p, size_t n, unsigned f) { (void)p; (void)n; (void)f; return 0; }
 API int cuMemHostGetDevicePointer_v2(u64 *o, void *p, unsigned f) { (void)f; *o = (u64)p; return 0; }
 API int cuStreamWriteValue32_v2(u64 s, u64 a, uint32_t v, unsigned f) {
-    (void)s; (void)f; calls_beside++;
+    (void)f; calls_beside++;
+    if (captures(s)) log_line("mark in a capture");
     static int without = -1;
     if (without < 0) without = getenv("STUB_NO_WRITE_VALUE") != 0;
     if (without) return 801;

@@ -59,10 +59,14 @@ ROW(cuMemAllocAsync_ptsz, C(cuMemAllocAsync_ptsz, &h, BYTES, (u64)0), C(cuMemFre
 ROW(cuMemAllocFromPoolAsync, C(cuMemAllocFromPoolAsync, &h, BYTES, (u64)0x2000, (u64)0), C(cuMemFree_v2, h) | C(cuMemFreeAsync, h, (u64)0) | trim())
 ROW(cuMemAllocFromPoolAsync_ptsz, C(cuMemAllocFromPoolAsync_ptsz, &h, BYTES, (u64)0x2000, (u64)0), C(cuMemFreeAsync, h, (u64)0) | trim())
 static int own_pool(void) { int r = C(cuMemPoolCreate, &h2, &pool_on_device); return r ? r : C(cuMemAllocFromPoolAsync, &h, BYTES, h2, (u64)0); }
-ROW(cuMemPoolCreate, own_pool(), C(cuMemPoolDestroy, h2))
+ROW(cuMemPoolCreate, own_pool(), C(cuMemFreeAsync, h, (u64)0) | C(cuMemPoolDestroy, h2))
+static int orphan(void) { int r = own_pool(); int d = C(cuMemPoolDestroy, h2); return r ? r : d; }
+ROW(of_a_destroyed_pool, orphan(), C(cuMemFreeAsync, h, (u64)0))
 ROW(cuMemCreate, C(cuMemCreate, &h, BYTES, &on_device, (u64)0), C(cuMemRelease, h))
 static int mapped(void) { int r = C(cuMemCreate, &h, BYTES, &on_device, (u64)0); if (r) return r; C(cuMemAddressReserve, &h2, BYTES, (size_t)0, (u64)0, (u64)0); return C(cuMemMap, h2, BYTES, (size_t)0, h, (u64)0) | C(cuMemRelease, h); }
 ROW(cuMemMap, mapped(), C(cuMemUnmap, h2, BYTES))
+static int retained(void) { int r = mapped(); if (r) return r; u64 again; r = C(cuMemRetainAllocationHandle, &again, h2); if (r || again != h) return 99; return C(cuMemUnmap, h2, BYTES); }
+ROW(cuMemRetainAllocationHandle, retained(), C(cuMemRelease, h))
 static int imported(void) { int r = C(cuMemImportFromShareableHandle, &h, (void *)5, 1); if (r) return r; r = C(cuMemMap, (u64)0x6000000000, BYTES, (size_t)0, h, (u64)0); if (r) C(cuMemRelease, h); return r; }
 ROW(cuMemImportFromShareableHandle, imported(), C(cuMemUnmap, (u64)0x6000000000, BYTES) | C(cuMemRelease, h))
 ROW(cuArrayCreate, C(cuArrayCreate, &h, &a1), C(cuArrayDestroy, h))
@@ -83,6 +87,17 @@ ROW(cuGraphAddNode_v2, new_graph() | C(cuGraphAddNode_v2, &h, graph, (void *)0, 
 ROW(cuGraphAddNode_v3, new_graph() | C(cuGraphAddNode_v3, &h, graph, (void *)0, (void *)0, (size_t)0, &generic), C(cuGraphDestroy, graph))
 static int instantiated(void) { int r = make_cuGraphAddMemAllocNode(); return r ? r : C(cuGraphInstantiateWithFlags, &h2, graph, (u64)0) | C(cuGraphDestroy, graph); }
 ROW(cuGraphInstantiateWithFlags, instantiated(), C(cuGraphExecDestroy, h2))
+static u64 instantiate_parameters[4];
+#define INSTANTIATED(id, ...) static int made_##id(void) { int r = make_cuGraphAddMemAllocNode(); return r ? r : C(id, &h2, graph, __VA_ARGS__) | C(cuGraphDestroy, graph); } ROW(id, made_##id(), C(cuGraphExecDestroy, h2))
+INSTANTIATED(cuGraphInstantiate, (void *)0, (void *)0, (size_t)0)
+INSTANTIATED(cuGraphInstantiate_v2, (void *)0, (void *)0, (size_t)0)
+INSTANTIATED(cuGraphInstantiateWithParams, instantiate_parameters)
+INSTANTIATED(cuGraphInstantiateWithParams_ptsz, instantiate_parameters)
+/* The graph stays, and a second executable is made when the first is gone. */
+static int again(void) { int r = make_cuGraphAddMemAllocNode(); if (r) return r; r = C(cuGraphInstantiateWithFlags, &h2, graph, (u64)0); if (!r) r = C(cuGraphExecDestroy, h2) | C(cuGraphInstantiateWithFlags, &h2, graph, (u64)0); if (r) C(cuGraphDestroy, graph); return r; }
+ROW(instantiated_again, again(), C(cuGraphDestroy, graph) | C(cuGraphExecDestroy, h2))
+static int captured_own(void) { C(cuStreamBeginCapture_v2_ptsz, (u64)0, 0); int r = C(cuMemAllocAsync_ptsz, &h, BYTES, (u64)0); C(cuStreamEndCapture_ptsz, (u64)0, &graph); return r; }
+ROW(captured_cuMemAllocAsync_ptsz, captured_own(), C(cuGraphDestroy, graph))
 static int captured(void) { C(cuStreamBeginCapture_v2, (u64)0x99, 0); int r = C(cuMemAllocAsync, &h, BYTES, (u64)0x99); C(cuStreamEndCapture, (u64)0x99, &graph); return r; }
 ROW(captured_cuMemAllocAsync, captured(), C(cuGraphDestroy, graph))
 ROW(cuModuleLoad, C(cuModuleLoad, &h, "/proc/self/exe"), C(cuModuleUnload, h))
@@ -97,18 +112,23 @@ ROW(cuCtxCreate, C(cuCtxCreate, &h, 0, 0), C(cuCtxDestroy, h))
 ROW(cuCtxCreate_v2, C(cuCtxCreate_v2, &h, 0, 0), C(cuCtxDestroy_v2, h))
 ROW(cuCtxCreate_v3, C(cuCtxCreate_v3, &h, (void *)0, 0, 0, 0), C(cuCtxDestroy_v2, h))
 ROW(cuCtxCreate_v4, C(cuCtxCreate_v4, &h, (void *)0, 0, 0), C(cuCtxDestroy_v2, h))
+ROW(cuCtxDetach, C(cuCtxCreate_v2, &h, 0, 0), C(cuCtxDetach, h))
+ROW(cuCtxAttach, C(cuCtxCreate_v2, &h, 0, 0) ? 2 : C(cuCtxAttach, &h2, 0) | C(cuCtxDetach, h), C(cuCtxDetach, h))
+ROW(cuGreenCtxCreate, C(cuGreenCtxCreate, &h, (void *)0, 0, 0), C(cuGreenCtxDestroy, h))
 ROW(cuDevicePrimaryCtxRetain, C(cuDevicePrimaryCtxRetain, &h, 0), C(cuDevicePrimaryCtxRelease_v2, 0))
 ROW(cuDevicePrimaryCtxReset, C(cuDevicePrimaryCtxRetain, &h, 0), C(cuDevicePrimaryCtxReset_v2, 0))
 
 #define R(id) { #id, make_##id, drop_##id }
 static struct { const char *name; int (*make)(void), (*drop)(void); } rows[] = {
     R(cuMemAlloc), R(cuMemAlloc_v2), R(cuMemAllocPitch), R(cuMemAllocPitch_v2), R(cuMemAllocManaged), R(cuMemAllocAsync),
-    R(cuMemAllocAsync_ptsz), R(cuMemAllocFromPoolAsync), R(cuMemAllocFromPoolAsync_ptsz), R(cuMemPoolCreate), R(cuMemCreate), R(cuMemMap),
+    R(cuMemAllocAsync_ptsz), R(cuMemAllocFromPoolAsync), R(cuMemAllocFromPoolAsync_ptsz), R(cuMemPoolCreate), R(of_a_destroyed_pool), R(cuMemCreate), R(cuMemMap), R(cuMemRetainAllocationHandle),
     R(cuMemImportFromShareableHandle), R(cuArrayCreate), R(cuArrayCreate_v2), R(cuArray3DCreate), R(cuArray3DCreate_v2),
     R(cuMipmappedArrayCreate), R(cuImportExternalMemory), R(cuIpcOpenMemHandle), R(cuIpcOpenMemHandle_v2), R(cuGraphAddMemAllocNode),
-    R(cuGraphAddNode), R(cuGraphAddNode_v2), R(cuGraphAddNode_v3), R(cuGraphInstantiateWithFlags), R(captured_cuMemAllocAsync),
+    R(cuGraphAddNode), R(cuGraphAddNode_v2), R(cuGraphAddNode_v3), R(cuGraphInstantiateWithFlags), R(cuGraphInstantiate),
+    R(cuGraphInstantiate_v2), R(cuGraphInstantiateWithParams), R(cuGraphInstantiateWithParams_ptsz), R(instantiated_again), R(captured_cuMemAllocAsync), R(captured_cuMemAllocAsync_ptsz),
     R(cuModuleLoad), R(cuModuleLoadData), R(cuModuleLoadDataEx), R(cuModuleLoadFatBinary), R(cuLibraryLoadData), R(cuLibraryLoadFromFile),
-    R(cuCtxSetLimit), R(cuCtxCreate), R(cuCtxCreate_v2), R(cuCtxCreate_v3), R(cuCtxCreate_v4), R(cuDevicePrimaryCtxRetain), R(cuDevicePrimaryCtxReset),
+    R(cuCtxSetLimit), R(cuCtxCreate), R(cuCtxCreate_v2), R(cuCtxCreate_v3), R(cuCtxCreate_v4),
+    R(cuCtxDetach), R(cuCtxAttach), R(cuGreenCtxCreate), R(cuDevicePrimaryCtxRetain), R(cuDevicePrimaryCtxReset),
 };
 
 static u64 free_bytes(void) { size_t f, t; C(cuMemGetInfo_v2, &f, &t); return f; }

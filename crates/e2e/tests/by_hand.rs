@@ -1,6 +1,9 @@
 //! `muxflow run`: a job with no manager, from the shell.
 
-use std::os::unix::process::ExitStatusExt;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -73,6 +76,14 @@ fn it_explains_itself_and_refuses_what_would_run_free() {
     for part in ["cuLaunchKernelEx_ptsz", "libcuda.so.1 (LD_LIBRARY_PATH, found)", "720 in all"] {
         assert!(outcome.stdout.contains(part), "{part}: {}", outcome.stdout);
     }
+    // It says of each call what is done about it, and not what is done about others of its kind.
+    let under = |symbol: &str| {
+        let before = outcome.stdout.split(&format!(" {symbol} ")).next().unwrap_or_default();
+        let title = before.trim_end().lines().rev().find(|line| !line.starts_with(' '));
+        title.unwrap_or_default().to_owned()
+    };
+    assert!(under("cuCtxDetach").contains("released at the end"), "{}", under("cuCtxDetach"));
+    assert!(under("cuCtxGetDevice").contains("forwarded as it is"), "{}", outcome.stdout);
     let program = client("client", &["-static"]);
     let outcome = run(&["--memory", "1MiB", "--", program.to_str().expect("a path"), "ready"]);
     assert_eq!(outcome.status.code(), Some(1));
@@ -145,4 +156,74 @@ fn a_load_limit_holds_the_job_back_while_another_process_fills_the_gpu() {
     assert!(alone.waited_s < limited.waited_s / 4.0, "it waited with nobody beside it: {all}");
     assert!(free.launches > 2 * limited.launches, "the limit held nothing back: {all}");
     assert!(alone.launches > 2 * limited.launches, "alone it was as slow: {all}");
+}
+
+/// Lines of a child until one begins with a word.
+fn until(reader: &mut impl BufRead, word: &str) -> String {
+    let mut line = String::new();
+    while !line.starts_with(word) {
+        line.clear();
+        assert!(reader.read_line(&mut line).expect("a line") > 0, "it ended before `{word}`");
+    }
+    line.trim().to_owned()
+}
+
+/// A shell as the program: what it has started is told too, and waited for.
+#[test]
+fn a_stop_reaches_every_process_of_the_job_and_waits_for_it() {
+    let program = client("client", &[]);
+    let script = format!("{} pid init forever; true", program.display());
+    let mut child = default_signals(&mut command(&["--memory", "1MiB", "--", "sh", "-c", &script]))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut reader = BufReader::new(child.stdout.take().expect("piped"));
+    let pid = until(&mut reader, "pid").trim_start_matches("pid ").to_owned();
+    until(&mut reader, "looping");
+    let own = i32::try_from(child.id()).expect("an id");
+    // SAFETY: our own child, not waited for yet.
+    assert_eq!(unsafe { libc::kill(own, libc::SIGTERM) }, 0);
+    let outcome: Outcome = child.wait_with_output().expect("it ends").into();
+    assert_eq!(outcome.status.code(), Some(128 + libc::SIGTERM), "{}", outcome.stderr);
+    let left = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    assert!(left.is_empty() || left.contains(") Z "), "it runs on: {left}");
+    assert!(outcome.stderr.contains("launches; memory"), "{}", outcome.stderr);
+}
+
+/// Ctrl-C reaches all processes of a terminal; the program gets it once.
+#[test]
+fn an_interrupt_from_the_terminal_comes_once() {
+    let (mut master, mut slave) = (-1, -1);
+    let none = std::ptr::null_mut();
+    // SAFETY: two places to write to; no name, settings or size.
+    let made = unsafe {
+        libc::openpty(&raw mut master, &raw mut slave, none, none.cast(), none.cast())
+    };
+    assert_eq!(made, 0);
+    // SAFETY: both were just opened, and nobody else has them.
+    let (master, slave) =
+        unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
+    let program = client("client", &[]);
+    let program = program.to_str().expect("a path");
+    let operations = ["handler", "init", "loop", "sleep:1500", "times", "exit:5"];
+    let mut command = command(&["--memory", "1MiB", "--", program]);
+    default_signals(&mut command).args(operations);
+    command.stdin(slave).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // SAFETY: two system calls, between fork and exec: a session of its own, with this terminal.
+    unsafe {
+        command.pre_exec(|| {
+            if libc::setsid() < 0 || libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+    let mut child = command.spawn().expect("it starts");
+    let mut reader = BufReader::new(child.stdout.take().expect("piped"));
+    until(&mut reader, "looping");
+    (&master).write_all(b"\x03").expect("typed");
+    assert_eq!(until(&mut reader, "times"), "times 1");
+    let outcome: Outcome = child.wait_with_output().expect("it ends").into();
+    assert_eq!(outcome.status.code(), Some(5), "{}", outcome.stderr);
 }

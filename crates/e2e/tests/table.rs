@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muxflow_abi::control::{Limits, Settings};
-use muxflow_abi::driver::{Category, DRIVER};
+use muxflow_abi::driver::{Category, DRIVER, DriverFn};
 use muxflow_e2e::{Job, Outcome, client, stub_driver};
 
 const QUOTA: u64 = 64 << 20;
@@ -41,6 +41,7 @@ fn every_way_to_take_memory_is_charged_refused_and_given_back() {
         let charged: i64 = row["charged"].parse().expect("a number");
         let fits = match name {
             "cuIpcOpenMemHandle" | "cuIpcOpenMemHandle_v2" => charged == 1 << 20,
+            "cuCtxAttach" | "cuCtxDetach" | "cuGreenCtxCreate" => charged == 4 << 20,
             name if name.starts_with("cuCtxCreate") || name.starts_with("cuDevicePrimary") => {
                 charged == 4 << 20
             }
@@ -60,6 +61,7 @@ fn every_way_to_take_memory_is_charged_refused_and_given_back() {
         }
     }
     assert!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), outcome.stderr);
+    assert!(!job.stub_log().contains("dead pool"), "a destroyed pool was asked for something");
     // Every function of the table that takes memory has a row, or a reason not to.
     let without_row = [
         ("cuExternalMemoryGetMappedBuffer", "a window of imported memory, charged at import"),
@@ -68,7 +70,19 @@ fn every_way_to_take_memory_is_charged_refused_and_given_back() {
         ("cuMemPoolImportPointer", "as the pool that it comes from"),
         ("cuMulticastCreate", "binds memory that is charged by itself"),
     ];
-    for row in DRIVER.iter().filter(|row| row.category == Category::Alloc) {
+    let more = [
+        "cuCtxAttach",
+        "cuCtxDetach",
+        "cuGraphInstantiate",
+        "cuGraphInstantiate_v2",
+        "cuGraphInstantiateWithFlags",
+        "cuGraphInstantiateWithParams",
+        "cuGraphInstantiateWithParams_ptsz",
+        "cuGreenCtxCreate",
+        "cuMemRetainAllocationHandle",
+    ];
+    let takes = |row: &&DriverFn| row.category == Category::Alloc || more.contains(&row.symbol);
+    for row in DRIVER.iter().filter(takes) {
         let excused = without_row.iter().any(|(name, _)| *name == row.symbol);
         assert!(seen.contains(row.symbol) || excused, "no row for {}", row.symbol);
     }

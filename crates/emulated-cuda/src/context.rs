@@ -13,7 +13,7 @@ use muxflow_emulated_gpu::client::Gpu;
 use crate::driver::{self, Device};
 use crate::ffi::{Answer, Handle, Kind, regardless};
 use crate::memory;
-use crate::stream::Stream;
+use crate::stream::{self, Stream};
 
 /// A lock that a panic elsewhere does not spoil.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -29,6 +29,8 @@ pub(crate) struct Context {
     pub flags: AtomicU32,
     pub primary: bool,
     pub alive: AtomicBool,
+    /// How often it is attached; made counts as once.
+    pub attached: AtomicU32,
     /// SMs that kernels of this context may use.
     pub sms: u32,
     /// Stack, printf, heap and further limits, by number.
@@ -82,6 +84,7 @@ pub(crate) fn create(
         flags: AtomicU32::new(flags),
         primary,
         alive: AtomicBool::new(true),
+        attached: AtomicU32::new(1),
         sms,
         limits: Mutex::new(limits),
         cache_config: AtomicU32::new(0),
@@ -97,7 +100,7 @@ pub(crate) fn end(context: &'static Context) {
     if !context.alive.swap(false, Ordering::AcqRel) {
         return;
     }
-    for stream in lock(&context.streams).drain(..) {
+    for stream in stream::take_all(context) {
         // What is still running ends before its memory goes.
         regardless(stream.synchronize());
         context.gpu.release(stream.lane);

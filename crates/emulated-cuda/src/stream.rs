@@ -62,9 +62,52 @@ impl Kind for Stream {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(3);
 
+/// Default streams of one thread, by context. They go with it.
+#[derive(Debug)]
+struct OfThread(BTreeMap<u64, &'static Stream>);
+
+impl Drop for OfThread {
+    fn drop(&mut self) {
+        self.0.values().for_each(|stream| retire(stream));
+    }
+}
+
 thread_local! {
-    static PER_THREAD: RefCell<BTreeMap<u64, &'static Stream>> =
-        const { RefCell::new(BTreeMap::new()) };
+    static PER_THREAD: RefCell<OfThread> = const { RefCell::new(OfThread(BTreeMap::new())) };
+}
+
+/// Streams that are gone, but for work that goes on to its end.
+static RETIRED: Mutex<Vec<&'static Stream>> = Mutex::new(Vec::new());
+
+/// A stream is gone: its place goes back when its work is done. Nothing to do when its context went
+/// before it.
+pub(crate) fn retire(stream: &'static Stream) {
+    let mut streams = lock(&stream.context.streams);
+    let before = streams.len();
+    streams.retain(|s| !std::ptr::eq(*s, stream));
+    let known = streams.len() < before;
+    drop(streams);
+    if known {
+        lock(&RETIRED).push(stream);
+        give_places_back();
+    }
+}
+
+fn give_places_back() {
+    lock(&RETIRED).retain(|stream| {
+        let is_done = stream.is_idle().unwrap_or(true);
+        if is_done {
+            stream.gpu.release(stream.lane);
+        }
+        !is_done
+    });
+}
+
+/// All streams of a context that ends, those too whose work outlives them: they are no more its own.
+pub(crate) fn take_all(context: &Context) -> Vec<&'static Stream> {
+    let mut all = std::mem::take(&mut *lock(&context.streams));
+    all.extend(lock(&RETIRED).extract_if(.., |stream| stream.context.id == context.id));
+    all
 }
 
 fn make(
@@ -74,7 +117,11 @@ fn make(
     priority: i32,
     flags: u32,
 ) -> Answer<Stream> {
-    let lane = context.gpu.lane().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let lane = context.gpu.lane().or_else(|| {
+        give_places_back();
+        context.gpu.lane()
+    });
+    let lane = lane.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     Ok(Stream {
         gpu: context.gpu,
         context,
@@ -117,13 +164,13 @@ pub(crate) fn legacy(context: &'static Context) -> Answer<&'static Stream> {
 }
 
 fn per_thread(context: &'static Context) -> Answer<&'static Stream> {
-    let known = PER_THREAD.with_borrow(|m| m.get(&context.id).copied());
+    let known = PER_THREAD.with_borrow(|own| own.0.get(&context.id).copied());
     if let Some(stream) = known {
         return Ok(stream);
     }
     let made: &'static Stream = Box::leak(Box::new(make(context, true, false, 0, 0)?));
     lock(&context.streams).push(made);
-    PER_THREAD.with_borrow_mut(|m| m.insert(context.id, made));
+    PER_THREAD.with_borrow_mut(|own| own.0.insert(context.id, made));
     Ok(made)
 }
 

@@ -33,6 +33,13 @@ fn odd_uses_get_the_answers_that_the_interface_promises() {
     assert_eq!(used_bytes(&node), 0);
 }
 
+/// More of them, one after the other, than a device has places for streams.
+#[test]
+fn streams_of_threads_and_streams_that_are_destroyed_give_their_places_back() {
+    let node = node("t4", 1.0);
+    assert_eq!(output(on(&node, compiled("odd")).arg("threads")), "ok");
+}
+
 /// The files hold `vadd` of `tests/c/client.c`, as NVIDIA's `fatbinary` 13.4 writes it with
 /// `--compress-mode` none, default (Zstandard) and speed (LZ4).
 #[test]

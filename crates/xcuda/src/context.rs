@@ -8,8 +8,8 @@ use muxflow_abi::cuda::result::CUDA_SUCCESS;
 use muxflow_abi::cuda::{CUcontext, CUdevice, CUgreenCtx, CUresult};
 
 use crate::hook::peek;
-use crate::quota::{self, Kind};
-use crate::{flight, process, sys, worker};
+use crate::quota::{self, HELD, Kind, key};
+use crate::{capture, flight, process, sys, worker};
 
 const CONTEXTS: usize = 64;
 
@@ -61,6 +61,8 @@ fn create(device: CUdevice, out: *mut CUcontext, call: impl FnOnce() -> CUresult
     match peek(out.cast_const()) {
         Some(context) if result == CUDA_SUCCESS => {
             quota::hold(Kind::Context, context as u64, place, charged);
+            HELD.remove(key(Kind::ContextUses, context as u64));
+            HELD.insert(key(Kind::ContextUses, context as u64), 1);
             for made in &MADE {
                 let fresh = context as usize;
                 if made.compare_exchange(0, fresh, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
@@ -81,11 +83,20 @@ fn destroyed(context: CUcontext) {
             break;
         }
     }
+    HELD.remove(key(Kind::ContextUses, context as u64));
     let device = quota::device_of(Kind::Context, context as u64);
     quota::let_go(Kind::Context, context as u64);
     flight::context_lost();
     if let Some(device) = device {
         forget_if_last(device);
+    }
+}
+
+/// One less that a program is attached to: the last one's end is the context's.
+fn detached(context: CUcontext) {
+    let one_less = 1_u64.wrapping_neg();
+    if matches!(HELD.add(key(Kind::ContextUses, context as u64), one_less), Some(0)) {
+        destroyed(context);
     }
 }
 
@@ -128,6 +139,11 @@ fn primary_key(device: CUdevice) -> u64 {
 
 /// Waits until no context of this process has work; called by the worker's hands only.
 pub(crate) fn synchronise_all() {
+    if capture::any() {
+        // To wait for a context would break every capture in it.
+        flight::synchronise_streams(worker::drain_limit_ns());
+        return;
+    }
     each(|context| {
         if driver!(cuCtxPushCurrent_v2(context => CUcontext)) == CUDA_SUCCESS {
             driver!(cuCtxSynchronize());
@@ -161,20 +177,54 @@ fn each(mut visit: impl FnMut(CUcontext)) {
     }
 }
 
-/// Destroys every context; called by the worker's hands only.
+/// Destroys every context, and with it all that lay in it; called by the worker's hands only.
 pub(crate) fn release_all() {
+    HELD.drain(
+        |key, _| key >> 56 == Kind::Green as u64,
+        |key, _| {
+            let green = (key & 0x00ff_ffff_ffff_ffff) as usize as CUgreenCtx;
+            driver!(cuGreenCtxDestroy(green => CUgreenCtx));
+        },
+    );
     for made in &MADE {
-        let context = made.swap(0, Ordering::AcqRel);
-        if context != 0 {
-            driver!(cuCtxDestroy_v2(context as CUcontext => CUcontext));
+        let context = made.swap(0, Ordering::AcqRel) as CUcontext;
+        if !context.is_null() {
+            driver!(cuCtxDestroy_v2(context => CUcontext));
+            destroyed(context);
         }
     }
     for (device, retained) in PRIMARY.iter().enumerate() {
-        if retained.swap(0, Ordering::AcqRel) != 0 {
+        if retained.load(Ordering::Acquire) != 0 {
             let Ok(device) = c_int::try_from(device) else { continue };
             driver!(cuDevicePrimaryCtxReset_v2(device => CUdevice));
+            primary_released(device, true);
         }
     }
+}
+
+/// Makes the use of a primary context by `call` known, and charges the first.
+fn retain(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
+    check_owner();
+    worker::ensure();
+    let place = quota::place(device);
+    let first = !quota::holds(Kind::Context, primary_key(device));
+    let charged = match first.then(|| charge(place)) {
+        Some(Err(refused)) => return refused,
+        Some(Ok(charged)) => charged,
+        None => 0,
+    };
+    let result = call();
+    if result != CUDA_SUCCESS {
+        quota::uncharge(place, charged);
+        return result;
+    }
+    if first {
+        quota::hold(Kind::Context, primary_key(device), place, charged);
+    }
+    if let Some(retained) = usize::try_from(device).ok().and_then(|at| PRIMARY.get(at)) {
+        retained.fetch_add(1, Ordering::AcqRel);
+    }
+    result
 }
 
 hooks! {
@@ -218,31 +268,24 @@ hooks! {
         result
     }
 
-    fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, device: CUdevice) |real| {
-        check_owner();
-        worker::ensure();
-        let place = quota::place(device);
-        let first = !quota::holds(Kind::Context, primary_key(device));
-        let charged = if first {
-            match charge(place) {
-                Ok(charged) => charged,
-                Err(refused) => return refused,
-            }
-        } else {
-            0
-        };
-        let result = real(out, device);
-        if result != CUDA_SUCCESS {
-            quota::uncharge(place, charged);
-            return result;
-        }
-        if first {
-            quota::hold(Kind::Context, primary_key(device), place, charged);
-        }
-        if let Some(retained) = usize::try_from(device).ok().and_then(|at| PRIMARY.get(at)) {
-            retained.fetch_add(1, Ordering::AcqRel);
+    fn cuCtxAttach(out: *mut CUcontext, flags: c_uint) |real| {
+        let result = real(out, flags);
+        if let (CUDA_SUCCESS, Some(context)) = (result, peek(out.cast_const())) {
+            HELD.add(key(Kind::ContextUses, context as u64), 1);
         }
         result
+    }
+
+    fn cuCtxDetach(context: CUcontext) |real| {
+        let result = real(context);
+        if result == CUDA_SUCCESS {
+            detached(context);
+        }
+        result
+    }
+
+    fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, device: CUdevice) |real| {
+        retain(device, || real(out, device))
     }
 
     fn cuDevicePrimaryCtxRelease | cuDevicePrimaryCtxRelease_v2(device: CUdevice) |real| {
@@ -267,9 +310,23 @@ hooks! {
         device: CUdevice,
         flags: c_uint,
     ) |real| {
-        // Lives inside the device's primary context, which is retained, charged and released.
-        check_owner();
-        worker::ensure();
-        real(out, resources, device, flags)
+        // Lives inside the device's primary context, which it keeps.
+        let result = retain(device, || real(out, resources, device, flags));
+        if let (CUDA_SUCCESS, Some(green)) = (result, peek(out.cast_const())) {
+            let ordinal = u64::from(device.cast_unsigned());
+            HELD.insert(key(Kind::Green, green as u64), ordinal + 1);
+        }
+        result
+    }
+
+    fn cuGreenCtxDestroy(green: CUgreenCtx) |real| {
+        let result = real(green);
+        if result == CUDA_SUCCESS
+            && let Some(device) = HELD.remove(key(Kind::Green, green as u64))
+            && let Ok(device) = CUdevice::try_from(device - 1)
+        {
+            primary_released(device, false);
+        }
+        result
     }
 }

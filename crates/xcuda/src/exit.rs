@@ -3,12 +3,23 @@
 
 use core::ffi::c_int;
 
-use crate::{signal, worker};
+use crate::{signal, sys, worker};
 
 /// Ends the process by a signal's default action; never returns if that action is to terminate.
 pub(crate) fn by_signal(signal: c_int) {
     worker::publish();
     signal::default_action(signal);
+}
+
+/// As [`by_signal`], for a process that may not go on: by SIGKILL if it is still there, or with a code
+/// where no signal can end it (the first process of an id namespace).
+pub(crate) fn by_force(signal: c_int) -> ! {
+    const PATIENCE_NS: u64 = 500_000_000;
+    by_signal(signal);
+    sys::sleep_ns(PATIENCE_NS);
+    sys::kill_self(libc::SIGKILL);
+    sys::sleep_ns(PATIENCE_NS);
+    sys::exit_group(128 + signal)
 }
 
 #[cfg(all(panic = "abort", not(test)))]

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use muxflow_abi::cuda::result::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
 use muxflow_abi::cuda::{
     CU_EVENT_DISABLE_TIMING, CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE,
-    CUdeviceptr, CUevent, CUstream,
+    CU_STREAM_PER_THREAD, CUdeviceptr, CUevent, CUstream,
 };
 
 use crate::record::{self, ENTRIES, Entry, RECORDS, Record};
@@ -190,12 +190,37 @@ pub(crate) fn unmarked(record: &Record) -> u64 {
     record.used_entries().iter().map(|entry| u64::from(entry.pending.load(Ordering::Relaxed))).sum()
 }
 
-/// Marks everything that this thread has launched, so that its end can be seen.
-pub(crate) fn mark_all(record: &Record) {
+/// Marks everything that this thread has launched, so that its end can be seen. During a capture only
+/// what is in the stream into which it launches just now: a mark in one that captures would become a node
+/// of the program's graph, and one in the default stream would break a capture in another stream.
+pub(crate) fn mark_all(record: &Record, current: usize) {
+    let captures = capture::any();
     for (index, entry) in record.used_entries().iter().enumerate() {
-        if takes_marks(entry) && entry.pending.load(Ordering::Relaxed) > 0 {
+        let may = takes_marks(entry) && (index == current || !captures);
+        if may && entry.pending.load(Ordering::Relaxed) > 0 {
             mark(record, index);
         }
+    }
+}
+
+/// Waits for all streams that have a handle and do not capture, then for all marks in the others, so
+/// long at most. What has no mark yet in a default stream is not waited for.
+pub(crate) fn synchronise_streams(limit_ns: u64) {
+    let until_ns = sys::now_ns().saturating_add(limit_ns);
+    for entry in record::all().iter().flat_map(|record| record.used_entries()) {
+        let stream = entry.stream.load(Ordering::Relaxed).wrapping_sub(1);
+        let has_handle = takes_marks(entry) && stream > CU_STREAM_PER_THREAD;
+        if has_handle && !capture::is_capturing(stream as CUstream) {
+            let stream = stream as CUstream;
+            capture::relaxed(|| driver!(cuStreamSynchronize(stream => CUstream)));
+        }
+    }
+    loop {
+        record::all().iter().for_each(poll);
+        if total() == 0 || sys::now_ns() >= until_ns {
+            return;
+        }
+        sys::sleep_ns(500_000);
     }
 }
 

@@ -7,8 +7,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use muxflow_abi::control::Gate;
 use muxflow_abi::control::rhythm;
+use muxflow_abi::control::{Gate, Limits};
 use muxflow_abi::cuda::result::{
     CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_SYSTEM_NOT_READY, CUDA_SUCCESS,
 };
@@ -148,43 +148,31 @@ fn wait_for_turn(control: &Control, stream: CUstream, cost: u64) -> Pass {
     flush(record);
     // The worker looks at the heartbeat and raises attention; only a thread's first launch cannot
     // rely on it, because the worker may just have been started.
-    let calm = !first
+    let mut calm = !first
         && ATTENTION.load(Ordering::Acquire) == 0
         && control.agent.command_word() & 0xff == Gate::Open as u32;
-    if !calm {
-        match wait_for_command(control) {
-            Pass::Go => {}
-            Pass::Alone => {
-                record.launched.fetch_add(cost, Ordering::Relaxed);
-                return Pass::Alone;
-            }
-            refused @ Pass::Refused(_) => return refused,
+    let (index, every) = loop {
+        if !calm && let Some(other) = but_go(wait_for_command(control), record, cost) {
+            return other;
         }
-    }
-    let limits = control.agent.limits();
-    // Paid in advance for a hundredth of a second and a burst at most, so that slow rates stay even.
-    let most = u64::from(flight::MARK).min(limits.burst);
-    let batch = (limits.rate_milli_per_s / 100_000).clamp(1, most);
-    let wanted = batch.max(cost);
-    let credit = record.credit.load(Ordering::Relaxed).max(0).cast_unsigned();
-    let mut paid = credit;
-    if limits.rate_milli_per_s == u64::MAX {
-        paid = cost + u64::from(flight::MARK_MOST);
-    } else if credit < cost {
-        let (rate, burst) = (limits.rate_milli_per_s, limits.burst);
-        match buy(control, wanted, rate, burst) {
-            Some(refused) => return refused,
-            None => paid = credit + wanted,
+        let limits = control.agent.limits();
+        if let Some(other) = pay(control, record, &limits, cost) {
+            return other;
         }
-    }
-    let index = flight::entry_of(record, stream as usize);
-    let every = mark_every(limits.in_flight);
-    bound_in_flight(control, record, index, every, limits.in_flight);
+        let index = flight::entry_of(record, stream as usize);
+        let every = mark_every(limits.in_flight);
+        if bound_in_flight(control, record, index, every, limits.in_flight) {
+            break (index, every);
+        }
+        // The gate closed while this launch waited for others: it is commanded anew.
+        calm = false;
+    };
     let entry = &record.entries[index];
     let cost32 = u32::try_from(cost).unwrap_or(u32::MAX / 4);
     let pending = entry.pending.load(Ordering::Relaxed).saturating_add(cost32);
     entry.pending.store(pending, Ordering::Relaxed);
     add(&record.launched, cost);
+    let mut paid = record.credit.load(Ordering::Relaxed).max(0).cast_unsigned();
     paid -= cost.min(paid);
     let more = paid.min(u64::from(every.saturating_sub(pending)));
     record.credit.store(paid.cast_signed(), Ordering::Relaxed);
@@ -193,6 +181,40 @@ fn wait_for_turn(control: &Control, stream: CUstream, cost: u64) -> Pass {
     record.current.store(index, Ordering::Relaxed);
     record.stream.store(stream as usize + 1, Ordering::Relaxed);
     Pass::Go
+}
+
+/// What is not simply to go on; a launch that goes alone is counted here.
+fn but_go(pass: Pass, record: &Record, cost: u64) -> Option<Pass> {
+    match pass {
+        Pass::Go => None,
+        Pass::Alone => {
+            add(&record.launched, cost);
+            Some(Pass::Alone)
+        }
+        refused @ Pass::Refused(_) => Some(refused),
+    }
+}
+
+/// Sees to it that this thread has paid for a launch; something else than `None` when it may not go on.
+fn pay(control: &Control, record: &Record, limits: &Limits, cost: u64) -> Option<Pass> {
+    let credit = record.credit.load(Ordering::Relaxed).max(0).cast_unsigned();
+    let paid = if limits.rate_milli_per_s == u64::MAX {
+        cost + u64::from(flight::MARK_MOST)
+    } else if credit >= cost {
+        credit
+    } else {
+        // In advance for a hundredth of a second and a burst at most, so that slow rates stay even.
+        let most = u64::from(flight::MARK).min(limits.burst);
+        let batch = (limits.rate_milli_per_s / 100_000).clamp(1, most);
+        let wanted = batch.max(cost);
+        let other = buy(control, wanted, limits.rate_milli_per_s, limits.burst);
+        if let Some(other) = other.and_then(|other| but_go(other, record, cost)) {
+            return Some(other);
+        }
+        credit + wanted
+    };
+    record.credit.store(paid.cast_signed(), Ordering::Relaxed);
+    None
 }
 
 /// Adds to a number that only this thread writes.
@@ -253,7 +275,14 @@ fn command(control: &Control) -> Now {
     match worker::phase() {
         Phase::Running => {}
         Phase::Draining => return Now::Wait(LOOK_NS),
-        Phase::Checkpoint => return Now::Alone,
+        // The window is the process's own: the agent's law does not hold in it, but its stop does.
+        Phase::Checkpoint => {
+            return match Gate::from_word(control.agent.command_word()) {
+                Gate::Frozen | Gate::Drain => Now::Wait(LOOK_NS),
+                Gate::Reset => Now::Refuse(CUDA_ERROR_CONTEXT_IS_DESTROYED),
+                Gate::Open | Gate::Closed | Gate::Checkpoint => Now::Alone,
+            };
+        }
         Phase::Releasing | Phase::Released => return Now::Refuse(CUDA_ERROR_CONTEXT_IS_DESTROYED),
     }
     match Gate::from_word(control.agent.command_word()) {
@@ -306,8 +335,26 @@ fn buy(control: &Control, cost: u64, rate_milli_per_s: u64, burst: u64) -> Optio
     }
 }
 
-/// Marks what is due, and waits while too much is in flight.
-fn bound_in_flight(control: &Control, record: &Record, index: usize, every: u32, limit: u64) {
+/// Whether a launch that was allowed to go may still do so after it has waited.
+fn is_still_open(control: &Control) -> bool {
+    let heard = || {
+        let (_, stop_after_ms) = control.agent.patience_ms();
+        !worker::is_late() || control.agent.heartbeat_age_ms(sys::now_ns()) <= stop_after_ms
+    };
+    worker::phase() == Phase::Running
+        && control.agent.command_word() & 0xff == Gate::Open as u32
+        && !process::is_torn()
+        && heard()
+}
+
+/// Marks what is due, and waits while too much is in flight. `false` when the gate closed meanwhile.
+fn bound_in_flight(
+    control: &Control,
+    record: &Record,
+    index: usize,
+    every: u32,
+    limit: u64,
+) -> bool {
     flight::poll(record);
     if flight::total() == 0 {
         // The pipe ran empty: what comes next says nothing of how long kernels take.
@@ -320,13 +367,16 @@ fn bound_in_flight(control: &Control, record: &Record, index: usize, every: u32,
     let known = || flight::total() + flight::unmarked(record);
     let mut in_flight = known();
     if in_flight + every <= limit {
-        return;
+        return true;
     }
     let mut moved_ns = sys::now_ns();
     let mut pause_ns = 5_000;
     let mut done = flight::done(record);
     while in_flight + every > limit && flight::total() > 0 {
         pause(control, pause_ns);
+        if !is_still_open(control) {
+            return false;
+        }
         pause_ns = (pause_ns * 2).min(200_000);
         flight::poll(record);
         let (now_ns, left) = (sys::now_ns(), known());
@@ -348,8 +398,9 @@ fn bound_in_flight(control: &Control, record: &Record, index: usize, every: u32,
     }
     if in_flight + every > limit && flight::total() == 0 {
         // Only unmarked launches are left: see them end before more follow.
-        flight::mark_all(record);
+        flight::mark_all(record, index);
     }
+    is_still_open(control)
 }
 
 /// A mark was just seen to be reached. Since the one that was seen before it the pipe was never

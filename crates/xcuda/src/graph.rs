@@ -62,29 +62,53 @@ fn kernels_of(node: CUgraphNode, depth: u32) -> u64 {
     }
 }
 
-/// Makes an executable graph by `call`; notes its cost, and what memory it will hold.
+/// Makes an executable graph by `call`; notes its cost, and charges what memory it will hold. The first
+/// takes over the charge of the graph, whose nodes are only a plan; each further one is charged anew.
 fn instantiate(out: *mut CUgraphExec, graph: CUgraph, call: impl FnOnce() -> CUresult) -> CUresult {
-    // The executable has memory of its own beside the graph's nodes, which are only a plan.
-    let bytes = HELD.get(key(Kind::Graph, graph as u64)).map(quota::unpack);
-    let result = call();
-    let Some(exec) = peek(out.cast_const()) else { return result };
-    if result != CUDA_SUCCESS {
-        return result;
-    }
-    HELD.remove(key(Kind::GraphCost, exec as u64));
-    HELD.insert(key(Kind::GraphCost, exec as u64), kernels(graph, 0));
-    if let Some((device, bytes)) = bytes {
-        // The charge moves from the plan to what is made of it, once.
-        if HELD.remove(key(Kind::Graph, graph as u64)).is_some() {
-            quota::hold(Kind::GraphExec, exec as u64, device, bytes);
-            live(device, bytes);
-        } else if let Ok(charged) = quota::charge(device, bytes) {
-            quota::hold(Kind::GraphExec, exec as u64, device, charged);
-            live(device, charged);
+    let plan = HELD.get(key(Kind::GraphPlan, graph as u64)).map(quota::unpack);
+    let Some((device, bytes)) = plan else { return made(out, graph, call()) };
+    let note = key(Kind::Graph, graph as u64);
+    let held = HELD.remove(note).map_or(0, |value| quota::unpack(value).1);
+    let mut charged = 0;
+    let missing = bytes.saturating_sub(held);
+    let result = if missing > 0 && quota::charge(device, missing).is_err() {
+        CUDA_ERROR_OUT_OF_MEMORY
+    } else {
+        charged = missing;
+        made(out, graph, call())
+    };
+    match peek(out.cast_const()) {
+        Some(exec) if result == CUDA_SUCCESS => {
+            quota::hold(Kind::GraphExec, exec as u64, device, held + charged);
+            live(device, held + charged);
         }
-        settle(device);
+        _ => {
+            quota::uncharge(device, charged);
+            if held > 0 {
+                HELD.insert(note, quota::pack(device, held));
+            }
+        }
+    }
+    settle(device);
+    result
+}
+
+/// Notes the cost of an executable graph, if there is one now.
+fn made(out: *mut CUgraphExec, graph: CUgraph, result: CUresult) -> CUresult {
+    if let (CUDA_SUCCESS, Some(exec)) = (result, peek(out.cast_const())) {
+        HELD.remove(key(Kind::GraphCost, exec as u64));
+        HELD.insert(key(Kind::GraphCost, exec as u64), kernels(graph, 0));
     }
     result
+}
+
+/// Charged memory that a graph plans to take: noted as its charge, and as its plan.
+pub(crate) fn plan(graph: CUgraph, device: usize, charged: u64) {
+    for kind in [Kind::Graph, Kind::GraphPlan] {
+        let note = key(kind, graph as u64);
+        let before = HELD.remove(note).map_or(0, |value| quota::unpack(value).1);
+        HELD.insert(note, quota::pack(device, before + charged));
+    }
 }
 
 /// What the executable graphs of a device hold, after a change (wrapping, so that it can go down).
@@ -153,9 +177,7 @@ fn add_allocation(
         quota::uncharge(device, charged);
         return result;
     }
-    let note = key(Kind::Graph, graph as u64);
-    let held = HELD.remove(note).map_or(0, |value| quota::unpack(value).1);
-    HELD.insert(note, quota::pack(device, held + charged));
+    plan(graph, device, charged);
     result
 }
 
@@ -261,6 +283,7 @@ hooks! {
     fn cuGraphDestroy(graph: CUgraph) |real| {
         let result = real(graph);
         if result == CUDA_SUCCESS {
+            HELD.remove(key(Kind::GraphPlan, graph as u64));
             quota::let_go(Kind::Graph, graph as u64);
         }
         result

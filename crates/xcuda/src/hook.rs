@@ -110,3 +110,17 @@ pub(crate) static ALL: [&[Hook]; 13] = [
 pub(crate) fn handler(index: usize) -> Option<*const c_void> {
     ALL.iter().flat_map(|hooks| hooks.iter()).find(|hook| hook.index == index).map(|h| h.handler)
 }
+
+#[cfg(test)]
+mod tests {
+    use muxflow_abi::driver::DRIVER;
+    use muxflow_abi::handled::HANDLED;
+
+    #[test]
+    fn what_is_said_to_be_handled_is_handled() {
+        let hooks = super::ALL.iter().flat_map(|hooks| hooks.iter());
+        let mut symbols: Vec<&str> = hooks.map(|hook| DRIVER[hook.index].symbol).collect();
+        symbols.sort_unstable();
+        assert_eq!(symbols, HANDLED);
+    }
+}

@@ -11,11 +11,11 @@ use muxflow_abi::cuda::{
 
 use crate::hook::{Hook, peek};
 use crate::table::index;
-use crate::{flight, gate, graph};
+use crate::{capture, flight, gate, graph};
 
 /// The stream that null means in a per-thread variant.
 #[inline(always)]
-fn per_thread(stream: CUstream) -> CUstream {
+pub(crate) fn per_thread(stream: CUstream) -> CUstream {
     if stream.is_null() { CU_STREAM_PER_THREAD as CUstream } else { stream }
 }
 
@@ -165,6 +165,7 @@ hooks! {
 
     fn cuStreamDestroy | cuStreamDestroy_v2(stream: CUstream) |real| {
         flight::stream_lost(stream);
+        capture::stream_lost(stream);
         real(stream)
     }
 

@@ -3,7 +3,6 @@
 //! so this is a charge "as far as it can be known".
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use muxflow_abi::cuda::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use muxflow_abi::cuda::{
@@ -11,7 +10,7 @@ use muxflow_abi::cuda::{
 };
 
 use crate::hook::peek;
-use crate::quota::{self, Kind};
+use crate::quota::{self, HELD, Kind, key};
 use crate::sys;
 
 const ELF_MAGIC: u32 = u32::from_le_bytes(*b"\x7fELF");
@@ -63,9 +62,6 @@ fn file_bytes(path: *const c_char) -> u64 {
 fn handle(out: *mut *mut c_void) -> u64 {
     peek(out.cast_const()).map_or(0, |handle| handle as u64)
 }
-
-/// Heap and print buffer that the program asked for, by limit.
-static LIMITS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
 hooks! {
     fn cuModuleLoad(out: *mut CUmodule, path: *const c_char) |real| {
@@ -134,22 +130,25 @@ hooks! {
     }
 
     fn cuCtxSetLimit(limit: c_int, value: usize) |real| {
-        let Some(known) = [CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE]
-            .iter()
-            .position(|&charged| charged == limit)
-        else {
+        if ![CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE].contains(&limit) {
             return real(limit, value);
-        };
-        let device = quota::current_device();
-        let Ok(charged) = quota::charge(device, value as u64) else {
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        };
-        let result = real(limit, value);
-        if result == CUDA_SUCCESS {
-            quota::uncharge(device, LIMITS[known].swap(charged, Ordering::AcqRel));
-        } else {
-            quota::uncharge(device, charged);
         }
+        let device = quota::current_device();
+        let note = key(Kind::Limit, (device as u64 + 1) << 8 | u64::from(limit.cast_unsigned()));
+        let before = HELD.get(note).map_or(0, |held| quota::unpack(held).1);
+        let now = quota::round(value as u64);
+        if now > before && quota::charge(device, now - before).is_err() {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        let result = real(limit, value);
+        if result != CUDA_SUCCESS {
+            quota::uncharge(device, now.saturating_sub(before));
+            return result;
+        }
+        if HELD.replace(note, quota::pack(device, now)).is_none() {
+            HELD.insert(note, quota::pack(device, now));
+        }
+        quota::uncharge(device, before.saturating_sub(now));
         result
     }
 }

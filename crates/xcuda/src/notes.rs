@@ -60,10 +60,17 @@ fn take_far(address: u64) -> Option<(usize, u64)> {
         return Some(found);
     }
     let other = process::in_other_hand().or_else(process::in_hand)?;
-    other.front.get(address)?;
+    take_from(&other, address).map(split).or_else(|| NOTES.take(address))
+}
+
+/// Takes a note out of the front of another thread, which may be held up (by the scheduler, or by a signal)
+/// just when it is at its hand. To give up would be to lose the charge for good, for the memory is about
+/// to be freed; so it is called again, for as long as no thread is held up that will ever go on.
+fn take_from(other: &InHand, address: u64) -> Option<u32> {
+    const CALLS: u32 = 1_000;
     // Whoever handed us the address let us see that it is noted there.
-    let value = called_in(&other, || other.front.take(address)).flatten();
-    value.map(split).or_else(|| NOTES.take(address))
+    other.front.get(address)?;
+    (0..CALLS).find_map(|_| called_in(other, || other.front.take(address))).flatten()
 }
 
 fn called_in<T>(other: &InHand, work: impl FnOnce() -> T) -> Option<T> {
@@ -91,6 +98,7 @@ pub(crate) fn drain(device: usize, mut taken: impl FnMut(u64)) {
     if let Some(mine) = process::in_hand() {
         all(mine.front);
     } else if let Some(other) = process::in_other_hand() {
+        // Not called again and again: it may wait in a signal handler until this is done.
         called_in(&other, || all(other.front));
     }
     NOTES.drain(device, taken);
@@ -306,7 +314,10 @@ fn split(value: u32) -> (usize, u64) {
 
 #[cfg(test)]
 mod tests {
+    use muxflow_abi::control::hand::Hand;
+
     use super::*;
+    use crate::front::Front;
 
     #[test]
     fn notes_come_and_go() {
@@ -326,6 +337,30 @@ mod tests {
         notes.drain(15, |bytes| fifteen += bytes);
         assert_eq!((three, fifteen), (99_999 * 4096, (1 << 37) - 512));
         notes.drain(3, |_| panic!("nothing is left"));
+    }
+
+    /// A thread may be preempted at its hand for longer than a caller looks.
+    #[test]
+    fn a_note_is_found_also_when_its_thread_is_held_up() {
+        // SAFETY: all zero is an empty hand that nobody has called in, and an empty front.
+        let (hand, front): (Hand, Front) = unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
+        let (hand, front): (&Hand, &Front) =
+            (Box::leak(Box::new(hand)), Box::leak(Box::new(front)));
+        let mine = InHand { hand, front };
+        hand.use_alone(|| front.put(4096, 7));
+        assert!(sys::join_barriers());
+        let (at_it, is_at_it) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                hand.use_alone(|| {
+                    at_it.send(()).unwrap();
+                    std::thread::sleep(std::time::Duration::from_millis(400));
+                });
+            });
+            is_at_it.recv().unwrap();
+            assert_eq!(take_from(&mine, 4096), Some(7));
+        });
+        assert_eq!(take_from(&mine, 4096), None, "it is taken");
     }
 
     #[test]

@@ -42,6 +42,14 @@ pub(crate) enum Kind {
     GraphLive = 16,
     /// A device, plus one: what the driver keeps of graphs that are gone.
     GraphKept = 17,
+    /// A graph: what each executable made of it will hold. No charge of its own.
+    GraphPlan = 18,
+    /// A context that the program made: how often it is attached.
+    ContextUses = 19,
+    /// A green context: its device, plus one.
+    Green = 20,
+    /// A device and a limit of its contexts: the memory that it set aside.
+    Limit = 21,
 }
 
 /// Everything that this process holds, but for the plain memory in [`notes`].
@@ -273,6 +281,7 @@ pub(crate) fn forget_device(device: usize) {
                 Kind::Ipc,
                 Kind::Module,
                 Kind::GraphKept,
+                Kind::Limit,
             ]
             .iter()
             .any(|&of| of as u64 == kind);

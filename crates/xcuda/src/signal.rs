@@ -20,6 +20,8 @@ const SIGNALS: [c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGABRT, libc::S
 struct Wanted {
     handler: AtomicUsize,
     flags: AtomicI32,
+    /// Not zero: the kernel calls our handler. Guarded by [`BUSY`].
+    armed: AtomicU32,
     /// The whole of it, to be given back; guarded by [`BUSY`], never touched in a handler.
     whole: UnsafeCell<core::mem::MaybeUninit<libc::sigaction>>,
 }
@@ -31,11 +33,12 @@ static WANTED: [Wanted; 4] = [const {
     Wanted {
         handler: AtomicUsize::new(0),
         flags: AtomicI32::new(0),
+        armed: AtomicU32::new(0),
         whole: UnsafeCell::new(core::mem::MaybeUninit::zeroed()),
     }
 }; 4];
+/// The process that is at it, for a forked child must not wait for a thread that it has not got.
 static BUSY: AtomicU32 = AtomicU32::new(0);
-static ARMED: AtomicU32 = AtomicU32::new(0);
 
 fn place(signal: c_int) -> Option<&'static Wanted> {
     SIGNALS.iter().position(|&ours| ours == signal).map(|at| &WANTED[at])
@@ -56,23 +59,37 @@ fn real(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -
     unsafe { core::mem::transmute::<usize, Action>(function)(signal, new, old) }
 }
 
+/// Does something that no other thread does at the same time. All signals wait meanwhile: `sigaction`
+/// may be called by a handler, and one that interrupts its own thread in here would wait for ever.
 fn exclusively<T>(work: impl FnOnce() -> T) -> T {
-    while BUSY.swap(1, Ordering::Acquire) != 0 {
+    let before = sys::block_signals(u64::MAX);
+    let me = sys::pid();
+    loop {
+        let by = BUSY.load(Ordering::Relaxed);
+        // Free, or held by a thread of the process that this one was forked from.
+        let free = by != me && {
+            BUSY.compare_exchange(by, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        if free {
+            break;
+        }
         sys::sleep_ns(10_000);
     }
     let done = work();
     BUSY.store(0, Ordering::Release);
+    sys::set_blocked(before);
     done
 }
 
 /// Puts our handler before what the program has set so far.
 pub(crate) fn arm() {
-    if ARMED.swap(1, Ordering::AcqRel) != 0 {
-        return;
-    }
     for signal in SIGNALS {
         let Some(wanted) = place(signal) else { continue };
         exclusively(|| {
+            // A forked child has inherited it.
+            if wanted.armed.swap(1, Ordering::Relaxed) != 0 {
+                return;
+            }
             let mut old = core::mem::MaybeUninit::<libc::sigaction>::zeroed();
             real(signal, core::ptr::null(), old.as_mut_ptr());
             // SAFETY: zeroed is a valid action, and BUSY is held.
@@ -108,23 +125,34 @@ pub(crate) fn replace(
     new: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
-    let Some(wanted) = place(signal).filter(|_| ARMED.load(Ordering::Acquire) != 0) else {
-        return real(signal, new, old);
-    };
-    exclusively(|| {
-        // SAFETY: BUSY is held; pointers are null or the caller's, as sigaction demands.
+    let Some(wanted) = place(signal) else { return real(signal, new, old) };
+    // SAFETY: null or the caller's, as sigaction demands; read and written where a fault is its own.
+    let fresh = unsafe { new.as_ref().copied() };
+    let answered = exclusively(|| {
+        if wanted.armed.load(Ordering::Relaxed) == 0 {
+            return Err(real(signal, new, old));
+        }
+        // SAFETY: BUSY is held.
         unsafe {
-            let before = (*wanted.whole.get()).assume_init();
-            let fresh = new.as_ref().copied();
-            if let Some(old) = old.as_mut() {
-                *old = before;
-            }
+            let mut before = (*wanted.whole.get()).assume_init();
+            // A handler for one time only is gone after that.
+            before.sa_sigaction = wanted.handler.load(Ordering::Relaxed);
             if let Some(fresh) = fresh {
                 install(signal, wanted, &fresh);
             }
+            Ok(before)
         }
-        0
-    })
+    });
+    match answered {
+        Ok(before) => {
+            // SAFETY: null or the caller's.
+            if let Some(old) = unsafe { old.as_mut() } {
+                *old = before;
+            }
+            0
+        }
+        Err(answer) => answer,
+    }
 }
 
 unsafe extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, machine: *mut c_void) {
@@ -184,12 +212,7 @@ fn restore_default(signal: c_int) {
 /// Restores the kernel's default action and dies of the signal: the parent sees what it would have.
 pub(crate) fn default_action(signal: c_int) {
     restore_default(signal);
-    // SAFETY: a mask of eight bytes.
-    unsafe {
-        let one = 1_u64 << (signal - 1);
-        let unblock = 1;
-        sys::syscall(libc::SYS_rt_sigprocmask, [unblock, (&raw const one) as usize, 0, 8, 0, 0]);
-    }
+    sys::unblock_signals(1 << (signal - 1));
     sys::kill_self(signal);
 }
 

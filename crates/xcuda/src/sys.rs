@@ -88,6 +88,32 @@ pub(crate) fn kill_self(signal: i32) {
     };
 }
 
+/// Blocks signals in this thread (bit n - 1 is signal n); what was blocked before comes back. The kernel
+/// leaves out those that cannot be blocked.
+pub(crate) fn block_signals(more: u64) -> u64 {
+    change_blocked(libc::SIG_BLOCK, more)
+}
+
+/// Unblocks signals in this thread.
+pub(crate) fn unblock_signals(less: u64) -> u64 {
+    change_blocked(libc::SIG_UNBLOCK, less)
+}
+
+/// Blocks exactly these signals in this thread.
+pub(crate) fn set_blocked(signals: u64) -> u64 {
+    change_blocked(libc::SIG_SETMASK, signals)
+}
+
+fn change_blocked(how: i32, signals: u64) -> u64 {
+    let mut before = 0_u64;
+    let (new, old) = ((&raw const signals) as usize, (&raw mut before) as usize);
+    // SAFETY: both are masks of eight bytes.
+    unsafe {
+        syscall(libc::SYS_rt_sigprocmask, [how.cast_unsigned() as usize, new, old, 8, 0, 0]);
+    }
+    before
+}
+
 /// Ends the process at once.
 pub(crate) fn exit_group(status: i32) -> ! {
     loop {

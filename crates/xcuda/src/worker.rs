@@ -125,14 +125,7 @@ fn start(body: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
     if create.is_null() {
         return false;
     }
-    let everything = !(1_u64 << (libc::SIGBUS - 1));
-    let mut before = 0_u64;
-    let mask = |how: usize, new: *const u64, old: *mut u64| {
-        let args = [how, new as usize, old as usize, 8, 0, 0];
-        // SAFETY: both are eight bytes, or null.
-        unsafe { sys::syscall(libc::SYS_rt_sigprocmask, args) };
-    };
-    mask(2, &raw const everything, &raw mut before);
+    let before = sys::set_blocked(!(1_u64 << (libc::SIGBUS - 1)));
     let mut thread: libc::pthread_t = 0;
     // SAFETY: the address is glibc's pthread_create; the body takes nothing.
     let failed = unsafe {
@@ -143,7 +136,7 @@ fn start(body: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
             core::ptr::null_mut(),
         )
     };
-    mask(2, &raw const before, core::ptr::null_mut());
+    sys::set_blocked(before);
     failed == 0
 }
 
@@ -196,7 +189,8 @@ extern "C" fn serve(_: *mut c_void) -> *mut c_void {
     }
 }
 
-fn drain_limit_ns() -> u64 {
+/// How long a drain may take.
+pub(crate) fn drain_limit_ns() -> u64 {
     process::settings().drain_limit_ms.min(60_000) * 1_000_000
 }
 
@@ -262,7 +256,9 @@ extern "C" fn work(_: *mut c_void) -> *mut c_void {
         if phase() == Phase::Checkpoint && (by_default || sys::now_ns() > window_ends_ns) {
             end_stop(by_default);
         }
-        obey(&mut seen_command);
+        if obey(&mut seen_command) {
+            window_ends_ns = 0;
+        }
         publish();
         if let Some(agent) = process::agent() {
             let (slow_after_ms, stop_after_ms) = agent.patience_ms();
@@ -275,6 +271,9 @@ extern "C" fn work(_: *mut c_void) -> *mut c_void {
             if !abandoned && age_ms > limit_ms {
                 abandoned = true;
                 sys::say("the agent did not come back: stopping this process");
+                // Stopped also if it ignores or blocks the signal; its handler runs if it has one.
+                let _first =
+                    STOP.compare_exchange(0, libc::SIGTERM, Ordering::AcqRel, Ordering::Relaxed);
                 sys::kill_self(libc::SIGTERM);
             }
         }
@@ -309,33 +308,45 @@ fn end_stop(by_default: bool) {
     set_phase(Phase::Released);
     if !by_default {
         sys::say("the checkpoint window is over: ending the process");
-        exit::by_signal(STOP.load(Ordering::Acquire));
+        exit::by_force(STOP.load(Ordering::Acquire));
     }
 }
 
-/// Does what the agent's command asks of the process as a whole.
-fn obey(seen: &mut u32) {
-    let Some(agent) = process::agent() else { return };
+/// Does what the agent's command asks of the process as a whole. `true` when it ends the checkpoint
+/// window of a process that is stopping by itself.
+fn obey(seen: &mut u32) -> bool {
+    let Some(agent) = process::agent() else { return false };
     let word = agent.command_word();
-    if word == *seen || phase() != Phase::Running {
-        return;
+    let phase = phase();
+    if word == *seen || matches!(phase, Phase::Draining | Phase::Releasing) {
+        return false;
     }
     *seen = word;
-    match Gate::from_word(word) {
-        Gate::Frozen | Gate::Drain => {
+    let gate = Gate::from_word(word);
+    match (phase, gate) {
+        (Phase::Released, _) => report(SlotState::Released, Some(word)),
+        (_, Gate::Frozen | Gate::Drain) => {
             report(SlotState::Draining, Some(word));
             if ask(Task::Synchronise, drain_limit_ns()) {
                 report(SlotState::Drained, Some(word));
             }
         }
-        Gate::Reset => {
+        (Phase::Checkpoint, Gate::Reset) => return true,
+        (_, Gate::Reset) => {
             ask(Task::Synchronise, drain_limit_ns());
             if ask(Task::Release, drain_limit_ns()) {
                 report(SlotState::Released, Some(word));
             }
         }
-        Gate::Open | Gate::Closed | Gate::Checkpoint => report(SlotState::Registered, Some(word)),
+        // Nothing is in flight but what it saves its state with, one launch at a time.
+        (Phase::Checkpoint, Gate::Open | Gate::Closed | Gate::Checkpoint) => {
+            report(SlotState::Drained, Some(word));
+        }
+        (_, Gate::Open | Gate::Closed | Gate::Checkpoint) => {
+            report(SlotState::Registered, Some(word));
+        }
     }
+    false
 }
 
 fn report(state: SlotState, word: Option<u32>) {

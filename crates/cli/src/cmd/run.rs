@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -118,21 +118,32 @@ fn preload(interposer: &Path) -> OsString {
     list
 }
 
-/// The signal that this process was sent, if any.
+/// The signal that this process was sent, if any, and whether by its terminal.
 static TOLD: AtomicI32 = AtomicI32::new(0);
+static BY_TERMINAL: AtomicBool = AtomicBool::new(false);
 
-extern "C" fn tell(signal: i32) {
-    TOLD.store(signal, Ordering::Relaxed);
+extern "C" fn tell(signal: i32, info: *const libc::siginfo_t, _machine: *const libc::c_void) {
+    // SAFETY: the kernel gives a valid one.
+    let by_kernel = unsafe { (*info).si_code } == libc::SI_KERNEL;
+    BY_TERMINAL.store(by_kernel, Ordering::Relaxed);
+    TOLD.store(signal, Ordering::Release);
 }
 
 fn listen() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: the handler only stores to an atomic; a child gets the default back at exec.
-        unsafe { libc::signal(signal, tell as *const () as libc::sighandler_t) };
+        // SAFETY: zeroed is a valid action; the handler only stores to atomics; a child gets the
+        // default back at exec.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = tell as *const () as libc::sighandler_t;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
     }
 }
 
-/// The agent's loop, until the program has ended.
+/// The agent's loop, until the program has ended, and with it all its processes that use the GPU: as
+/// long as one lives, the job has an agent.
 fn watch(
     mut child: Child,
     block: &ControlBlock,
@@ -140,25 +151,30 @@ fn watch(
     window_s: u64,
 ) -> anyhow::Result<ExitStatus> {
     let mut stop: Option<Stop> = None;
+    let mut ended = None;
     loop {
         block.beat();
         block.reclaim();
-        if let Some(status) = child.try_wait().context("waiting for the program")? {
+        if ended.is_none() {
+            ended = child.try_wait().context("waiting for the program")?;
+        }
+        if let Some(status) = ended.filter(|_| block.registered().is_empty()) {
             return Ok(status);
         }
+        let first = ended.is_none().then(|| child.id());
         match &mut stop {
-            Some(stop) => stop.step(block, &child),
+            Some(stop) => stop.step(block, first),
             None => governor.step(block),
         }
-        let told = TOLD.swap(0, Ordering::Relaxed);
+        let told = TOLD.swap(0, Ordering::Acquire);
         if told != 0 && stop.is_none() {
             block.set_gate(Gate::Drain);
             stop = Some(Stop {
                 signal: told,
+                by_terminal: BY_TERMINAL.load(Ordering::Relaxed),
                 since: Instant::now(),
                 window_s,
                 sent: None,
-                killed: false,
             });
         }
         std::thread::sleep(TICK);
@@ -168,35 +184,47 @@ fn watch(
 /// The order of a stop: gate, drain, signal with a checkpoint window, and only then SIGKILL.
 struct Stop {
     signal: i32,
+    by_terminal: bool,
     since: Instant,
     window_s: u64,
     sent: Option<Instant>,
-    killed: bool,
 }
 
 impl Stop {
-    fn step(&mut self, block: &ControlBlock, child: &Child) {
+    /// `first` is the program that was started, while it lives.
+    fn step(&mut self, block: &ControlBlock, first: Option<u32>) {
         let answers = block.answers();
         match self.sent {
             None => {
                 let late = self.since.elapsed() > Duration::from_secs(2);
                 if answers.drained == answers.live || late {
                     block.set_gate(Gate::Checkpoint);
-                    send(child, self.signal);
+                    self.send(block, first, self.signal);
                     self.sent = Some(Instant::now());
                 }
             }
-            Some(at) if at.elapsed() > Duration::from_secs(self.window_s + 5) && !self.killed => {
-                send(child, libc::SIGKILL);
-                self.killed = true;
+            Some(at) if at.elapsed() > Duration::from_secs(self.window_s + 5) => {
+                self.by_terminal = false;
+                self.send(block, first, libc::SIGKILL);
             }
             Some(_) => {}
         }
     }
-}
 
-fn send(child: &Child, signal: i32) {
-    muxflow_agent::sys::kill(child.id(), signal).ok();
+    /// Sends a signal to the program and to all its processes that use the GPU. A terminal has sent its
+    /// own to everybody in our process group already; a second one would interrupt what the first began.
+    fn send(&self, block: &ControlBlock, first: Option<u32>, signal: i32) {
+        let mut all = block.registered();
+        all.extend(first);
+        all.sort_unstable();
+        all.dedup();
+        // SAFETY: only asks.
+        let group = |pid: u32| i32::try_from(pid).map_or(-1, |pid| unsafe { libc::getpgid(pid) });
+        let own = group(std::process::id());
+        for pid in all.into_iter().filter(|&pid| !self.by_terminal || group(pid) != own) {
+            muxflow_agent::sys::kill(pid, signal).ok();
+        }
+    }
 }
 
 /// The code of a shell: that of the program, or 128 and the signal that ended it.

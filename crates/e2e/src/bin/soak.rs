@@ -28,9 +28,11 @@ fn main() {
         };
         let result = chaos::run(plan);
         println!("seed {seed}: {result:#?}");
-        if result.charged_bytes != result.live_bytes || result.left_bytes != 0 {
+        let exact = result.charged_bytes == result.live_bytes && result.left_bytes == 0;
+        let crowded = result.killed > 0 && result.most_at_once * 10 >= plan.count * 9;
+        if !exact || !result.wrong.is_empty() || !crowded {
             failed.push(seed);
         }
     }
-    assert!(failed.is_empty(), "the charge is not what is live, with the seeds {failed:?}");
+    assert!(failed.is_empty(), "the charge is not what is live, or too little happened, with the seeds {failed:?}");
 }

@@ -81,12 +81,15 @@ api! {
     fn cuCtxDestroy_v2(handle: Handle<Context>) { destroy(handle) }
     fn cuCtxDestroy(handle: Handle<Context>) { destroy(handle) }
     fn cuCtxAttach(out: Out<Handle<Context>>, _flags: c_uint) {
-        context::current()?;
-        out.put(context::current_handle())
+        let it = context::current()?;
+        out.put(context::current_handle())?;
+        it.attached.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
     fn cuCtxDetach(handle: Handle<Context>) {
         let it = handle.get().map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
-        if it.primary { Ok(()) } else { destroy(handle) }
+        let last = it.attached.fetch_sub(1, Ordering::Relaxed) <= 1;
+        if it.primary || !last { Ok(()) } else { destroy(handle) }
     }
     fn cuCtxPushCurrent_v2(handle: Handle<Context>) {
         handle.get().map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;

@@ -23,10 +23,7 @@ fn destroy(handle: Handle<Stream>) -> Answer {
     let it = handle.destroy()?;
     // A capture cannot go on without its stream.
     capture::spoil(it, 0);
-    lock(&it.context.streams).retain(|s| !std::ptr::eq(*s, it));
-    if it.is_idle().unwrap_or(true) {
-        it.gpu.release(it.lane);
-    }
+    stream::retire(it);
     Ok(())
 }
 

@@ -51,6 +51,21 @@ static void contexts(void) {
     }
     CHECK(cuCtxGetCurrent, &out); EXPECT(out == context);
     GIVES(1, cuMemFree_v2, p); /* It went with its context. */
+    /* Attached twice: the second end is the end. */
+    CHECK(cuCtxCreate_v2, &a, 0, 0); CHECK(cuCtxAttach, &out, 0); EXPECT(out == a);
+    CHECK(cuCtxDetach, a); CHECK(cuCtxSynchronize); CHECK(cuCtxDetach, a); GIVES(201, cuCtxDetach, a);
+    CHECK(cuCtxGetCurrent, &out); EXPECT(out == context);
+}
+
+/* Each thread has a default stream of its own, and takes it along. */
+static void *in_own_stream(void *unused) {
+    CHECK(cuCtxSetCurrent, context);
+    return (void *)(intptr_t)CALL(cuLaunchKernel_ptsz, quick, 40, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL);
+}
+static void threads(void) {
+    for (int i = 0; i < 2200; i++) { pthread_t t; void *r; EXPECT(!pthread_create(&t, NULL, in_own_stream, NULL)); pthread_join(t, &r); EXPECT(r == NULL); }
+    /* So does a stream that is destroyed while it works. */
+    for (int i = 0; i < 2200; i++) { void *s; CHECK(cuStreamCreate, &s, 1); EXPECT(!launch(quick, s)); CHECK(cuStreamDestroy_v2, s); }
 }
 
 static void events(void) {
@@ -326,6 +341,7 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "borrow")) { borrow(); return 0; }
     if (!strcmp(what, "beside")) { printf("%f\n", beside(atoi(argv[2]), atoi(argv[3]))); return 0; }
     if (!strcmp(what, "fatbin")) { fatbin(argv[2]); puts("ok"); return 0; }
+    if (!strcmp(what, "threads")) { threads(); puts("ok"); return 0; }
     contexts(); events(); callbacks(); capture(); graphs(); memory(); copies(); launches();
     puts("ok");
     return 0;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use muxflow_abi::driver::{Category, DRIVER};
+use muxflow_abi::handled::is_handled;
 
 use super::program;
 
@@ -31,22 +32,22 @@ fn candidates() -> Vec<(String, PathBuf)> {
     places
 }
 
-/// What is done about the calls of a category.
+/// What is done about those calls of a category that are handled.
 fn treatment(category: Category) -> &'static str {
     match category {
         Category::Alloc => "charged; over quota CUDA_ERROR_OUT_OF_MEMORY",
-        Category::AllocHost => "forwarded: host memory is not charged",
+        Category::AllocHost => "host memory is not charged",
         Category::Free => "given back",
         Category::Implicit => "charged as far as it can be known",
         Category::Launch => "through the launch gate",
-        Category::LaunchHost => "forwarded: host functions are never held back",
+        Category::LaunchHost => "host functions are never held back",
         Category::GraphNode => "counted, so that a graph costs what its kernels cost",
         Category::MemoryInfo => "tells the quota",
         Category::Context => "followed, and released at the end",
         Category::Lookup => "answered with these handlers; cuGetExportTable untouched",
         Category::Capture => "followed: captured launches are not gated",
         Category::Share => "exports are remembered, so that the job's own imports are free",
-        Category::Other => "forwarded",
+        Category::Other => "followed, for what it tells of work in flight",
     }
 }
 
@@ -86,9 +87,17 @@ pub(super) fn run(interposer: &Path, command: &[OsString]) -> anyhow::Result<Exi
         DRIVER.len()
     )?;
     for (name, (category, symbols)) in &by_category {
-        writeln!(out, "\n{name} ({}): {}", symbols.len(), treatment(*category))?;
-        if *category != Category::Other {
-            writeln!(out, "  {}", symbols.join(" "))?;
+        let (handled, rest): (Vec<&str>, Vec<&str>) =
+            symbols.iter().partition(|symbol| is_handled(symbol));
+        if !handled.is_empty() {
+            writeln!(out, "\n{name} ({}): {}", handled.len(), treatment(*category))?;
+            writeln!(out, "  {}", handled.join(" "))?;
+        }
+        if !rest.is_empty() {
+            writeln!(out, "\n{name}, forwarded as it is ({})", rest.len())?;
+            if *category != Category::Other {
+                writeln!(out, "  {}", rest.join(" "))?;
+            }
         }
     }
     Ok(ExitCode::SUCCESS)
