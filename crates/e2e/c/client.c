@@ -186,7 +186,13 @@ int main(int argc, char **argv) {
         else if (!strcmp(op, "chaos")) { char text[64]; sprintf(text, "chaos:%llu", (unsigned long long)n); char *again[] = { argv[0], text, 0 }; chaos(again, n); }
         else if (!strcmp(op, "exit")) exit((int)n);
         else if (!strcmp(op, "_exit")) _exit((int)n);
-        else if (!strcmp(op, "times")) printf("times %d\n", times);
+        else if (!strcmp(op, "oldest")) { /* What a program gets that was made for CUDA 3.1, or for default streams of threads. */
+            int (*alloc)(unsigned *, unsigned) = 0, (*own)() = 0, (*plain)() = 0, st; unsigned p;
+            int r = gpa("cuMemAlloc", (void **)&alloc, 3010, 0, &st) | gpa("cuLaunchKernel", (void **)&own, 12000, 2, &st) | gpa("cuLaunchKernel", (void **)&plain, 12000, 1, &st);
+            printf("oldest %d %d", r, own == plain);
+            r = alloc(&p, (unsigned)n); printf(" %d %d", r, alloc(&p, 512));
+            r = own((void *)0x40, 1, 1, 1, 1, 1, 1, 0, (void *)0, (void *)0, (void *)0); printf(" %d\n", r);
+        } else if (!strcmp(op, "times")) printf("times %d\n", times);
         else if (!strcmp(op, "pid")) printf("pid %d\n", getpid());
         else if (!strcmp(op, "quick_exit")) quick_exit((int)n);
         else if (!strcmp(op, "abort")) abort();

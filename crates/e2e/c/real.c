@@ -145,6 +145,14 @@ static void share(void) {
     printf("lender %d\n", status);
 }
 
+/* What NVML says of the memory of the first GPU. */
+static void nvml(void) {
+    void *device; struct { u64 total, free, used; } memory;
+    lib = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    CHECK(nvmlInit_v2); CHECK(nvmlDeviceGetHandleByIndex_v2, 0, &device); CHECK(nvmlDeviceGetMemoryInfo, device, &memory);
+    printf("total %llu\n", memory.total);
+}
+
 int main(int argc, char **argv) {
     setvbuf(stdout, 0, _IOLBF, 0);
     lib = dlopen("libcuda.so.1", RTLD_NOW);
@@ -155,6 +163,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(what, "waits")) waits();
     else if (!strcmp(what, "capture")) capture();
     else if (!strcmp(what, "share")) share();
+    else if (!strcmp(what, "nvml")) nvml();
     else return 2;
     return 0;
 }

@@ -144,22 +144,33 @@ pub fn stub_driver() -> &'static Path {
 
 /// A C program of `c/`, compiled with more arguments.
 pub fn client(name: &str, arguments: &[&str]) -> PathBuf {
-    let source = sources().join(format!("{name}.c"));
     let label: String =
         arguments.iter().flat_map(|a| a.chars()).filter(char::is_ascii_alphanumeric).collect();
     let program = scratch().join(format!("{name}-{}", &label[..label.len().min(80)]));
+    compile(&sources().join(format!("{name}.c")), &program, arguments);
+    program
+}
+
+/// A C program of the emulator's own tests.
+pub fn emulator_client(name: &str) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../emulated-gpu/tests/c");
+    let program = scratch().join(format!("emulator-{name}"));
+    compile(&sources.join(format!("{name}.c")), &program, &[]);
+    program
+}
+
+fn compile(source: &Path, program: &Path, arguments: &[&str]) {
     locked(|| {
-        if modified(&program) > modified(&source) {
+        if modified(program) > modified(source) {
             return;
         }
         must(
             Command::new("cc")
                 .args(["-O2", "-g", "-w", "-o"])
-                .arg(&program)
-                .arg(&source)
+                .arg(program)
+                .arg(source)
                 .args(arguments)
                 .args(["-ldl", "-lpthread"]),
         );
     });
-    program
 }

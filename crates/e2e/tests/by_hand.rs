@@ -6,6 +6,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::ptr::{null, null_mut};
 use std::time::Duration;
 
 use muxflow_e2e::{Outcome, build, client, default_signals, stub_driver};
@@ -195,15 +196,12 @@ fn a_stop_reaches_every_process_of_the_job_and_waits_for_it() {
 #[test]
 fn an_interrupt_from_the_terminal_comes_once() {
     let (mut master, mut slave) = (-1, -1);
-    let none = std::ptr::null_mut();
     // SAFETY: two places to write to; no name, settings or size.
-    let made = unsafe {
-        libc::openpty(&raw mut master, &raw mut slave, none, none.cast(), none.cast())
-    };
+    let made =
+        unsafe { libc::openpty(&raw mut master, &raw mut slave, null_mut(), null(), null()) };
     assert_eq!(made, 0);
     // SAFETY: both were just opened, and nobody else has them.
-    let (master, slave) =
-        unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
+    let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
     let program = client("client", &[]);
     let program = program.to_str().expect("a path");
     let operations = ["handler", "init", "loop", "sleep:1500", "times", "exit:5"];
@@ -226,4 +224,19 @@ fn an_interrupt_from_the_terminal_comes_once() {
     assert_eq!(until(&mut reader, "times"), "times 1");
     let outcome: Outcome = child.wait_with_output().expect("it ends").into();
     assert_eq!(outcome.status.code(), Some(5), "{}", outcome.stderr);
+}
+
+#[test]
+fn nvml_tells_the_quota_where_that_is_asked_for() {
+    let total = |clamp: &[&str]| -> u64 {
+        let mut node = Command::new(build::products().join("muxflow-emulated-node"));
+        node.args(["--gpus", "t4", "--"]).arg(muxflow()).args(["run", "--memory", "1GiB"]);
+        node.args(clamp).arg("--").arg(client("real", &[])).arg("nvml");
+        let outcome: Outcome =
+            node.env("MUXFLOW_XCUDA", build::xcuda()).output().expect("it runs").into();
+        let told = outcome.stdout.trim().strip_prefix("total ").and_then(|n| n.parse().ok());
+        told.unwrap_or_else(|| panic!("{}{}", outcome.stdout, outcome.stderr))
+    };
+    assert_eq!(total(&["--clamp-nvml"]), 1 << 30);
+    assert!(total(&[]) > 8 << 30, "the whole GPU");
 }

@@ -135,3 +135,37 @@ fn nvidia_ml_py() {
     let told = run(&client, &["fit", &QUOTA.to_string()]);
     assert_eq!(told.stdout.trim(), "ok", "{}", told.stderr);
 }
+
+/// Handlers of Python run in its own time, long after the signal: the program leaves as it says.
+#[test]
+fn a_handler_of_python_runs_and_the_program_ends_as_it_likes() {
+    const SCRIPT: &str = "
+import ctypes, signal, sys
+cuda = ctypes.CDLL('libcuda.so.1')
+context = ctypes.c_void_p()
+assert not cuda.cuInit(0) and not cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+print('looping', flush=True)
+while not told:
+    cuda.cuLaunchKernel(64, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+assert not cuda.cuLaunchKernel(64, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+sys.exit(9)
+";
+    let Some(python) = python() else { return };
+    let job = Job::new(QUOTA);
+    let mut command = job.command(python, muxflow_e2e::stub_driver());
+    command.env("STUB_KERNEL_US", "300").args(["-c", SCRIPT]).stdout(Stdio::piped());
+    let mut child = muxflow_e2e::default_signals(&mut command).spawn().expect("it starts");
+    let mut line = String::new();
+    let mut reader = BufReader::new(child.stdout.take().expect("piped"));
+    reader.read_line(&mut line).expect("a line");
+    assert_eq!(line.trim(), "looping");
+    let pid = i32::try_from(child.id()).expect("an id");
+    // SAFETY: our own child, not waited for yet.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
+    assert_eq!(child.wait().expect("it ends").code(), Some(9));
+    let log = job.stub_log();
+    let last = log.lines().rfind(|line| line.starts_with("destroy")).expect("it released");
+    assert!(last.contains("in_flight_us 0 "), "{log}");
+}

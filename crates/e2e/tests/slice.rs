@@ -57,6 +57,26 @@ fn every_way_to_look_up_leads_to_the_quota() {
     }
 }
 
+/// By `cuGetProcAddress` a program may ask for the functions of an old version, and for those that use
+/// the default stream of a thread.
+#[test]
+fn old_versions_and_streams_of_threads_are_charged_and_gated_too() {
+    let job = Job::new(1 << 20);
+    let limits = Limits { rate_milli_per_s: 0, burst: 1, in_flight: 256 };
+    job.block.agent().set_limits(&limits);
+    let child = job.spawn(&["init", "oldest:0x100000"]);
+    let waits = || job.block.processes().iter().any(|c| c.delayed_ns > 100_000_000);
+    let until = Instant::now() + Duration::from_secs(20);
+    while !waits() {
+        assert!(Instant::now() < until, "it is not held: {:?}", job.block.processes());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(job.charged(), 1 << 20);
+    job.block.agent().set_limits(&Limits::OPEN);
+    let outcome: muxflow_e2e::Outcome = child.wait_with_output().expect("it ends").into();
+    assert_eq!(lines(&outcome)[1], "oldest 0 0 0 2 0", "{}", outcome.stderr);
+}
+
 #[test]
 fn as_a_stand_in_it_does_the_same() {
     let job = Job::new(1 << 20);
@@ -282,6 +302,21 @@ fn when_the_agent_dies_launches_slow_down_then_stop_and_the_process_ends() {
         assert_eq!(outcome.stderr.matches(said).count(), 1, "{said}: {}", outcome.stderr);
     }
     assert!(job.stub_log().contains("destroy"), "contexts were released: {}", job.stub_log());
+}
+
+/// A program of musl has its loader among its libraries. Here a library has only that name.
+#[test]
+fn musl_is_refused_by_name() {
+    let job = Job::new(1 << 20);
+    let library = job.path("ld-musl-x86_64.so.1");
+    let mut compiler = std::process::Command::new("cc");
+    compiler.args(["-shared", "-x", "c", "/dev/null", "-o"]).arg(&library);
+    build::must(&mut compiler);
+    let mut command = job.command(&client("client", &[]), stub_driver());
+    command.env("LD_PRELOAD", format!("{}:{}", build::xcuda().display(), library.display()));
+    let outcome: muxflow_e2e::Outcome = command.args(["init"]).output().expect("it runs").into();
+    assert_eq!(outcome.status.code(), Some(126), "{}{}", outcome.stdout, outcome.stderr);
+    assert!(outcome.stderr.contains("this program runs on musl"), "{}", outcome.stderr);
 }
 
 #[test]

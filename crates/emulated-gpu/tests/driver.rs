@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use muxflow_emulated_gpu::fault::Fault;
 use muxflow_emulated_gpu::launcher::Running;
-use support::{client, compiled, node, on, output};
+use support::{built, client, compiled, node, on, output};
 
 /// Bytes in use on the first GPU, asked of the device itself.
 fn used_bytes(node: &Running) -> u64 {
@@ -156,6 +156,78 @@ fn a_client_killed_at_any_time_leaves_no_memory_and_no_lock() {
         }
     }
     assert_eq!(output(on(&node, client()).arg("check")), "ok");
+}
+
+/// In the middle of `cuInit`, of making a context, of loading code; with MPS too.
+#[test]
+fn a_client_killed_while_it_starts_leaves_nothing_either() {
+    for mps in [false, true] {
+        let node = node("t4", 1.0);
+        if mps {
+            let daemon = on(&node, built().join("nvidia-cuda-mps-control")).arg("-d").status();
+            assert!(daemon.expect("it starts").success());
+        }
+        for round in 0..40_u64 {
+            let mut command = on(&node, client());
+            let mut child = command.arg("hold").stdout(Stdio::null()).spawn().expect("it starts");
+            std::thread::sleep(Duration::from_micros(round * 700));
+            child.kill().expect("it lives");
+            child.wait().expect("it ends");
+        }
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while used_bytes(&node) != 0 {
+            assert!(Instant::now() < deadline, "MPS {mps}: {} bytes", used_bytes(&node));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(output(on(&node, client()).arg("check")), "ok", "MPS {mps}");
+    }
+}
+
+/// A child that was forked has the sockets of its parent open, and nothing else of it.
+#[test]
+fn a_forked_child_does_not_keep_what_its_dead_parent_held() {
+    let node = node("t4", 1.0);
+    let mut command = on(&node, client());
+    let mut parent = command.arg("heir").stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut line = String::new();
+    let stdout = parent.stdout.take().expect("a pipe");
+    BufReader::new(stdout).read_line(&mut line).expect("it says who its child is");
+    assert!(used_bytes(&node) >= 64 << 20);
+    parent.kill().expect("it lives");
+    parent.wait().expect("it ends");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while used_bytes(&node) != 0 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let left = used_bytes(&node);
+    // SAFETY: the child that was named, which nobody waits for but the system.
+    unsafe { libc::kill(line.trim().parse().expect("an id"), libc::SIGKILL) };
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn a_throttled_clock_makes_kernels_slower() {
+    let node = node("t4", 1.0);
+    let busy = || -> f64 { output(on(&node, client()).args(["busy", "50"])).parse().expect("ms") };
+    let free = busy();
+    Fault::Throttle(600).inject(node.node(), 0, 0, 0).expect("slow");
+    let throttled = busy();
+    Fault::Throttle(0).inject(node.node(), 0, 0, 0).expect("as before");
+    let after = busy();
+    // 1590 MHz at most, and less where power allows less.
+    assert!(throttled > 1.3 * free && after < 1.2 * free, "{free}, {throttled}, {after} ms");
+}
+
+/// A kernel that is only timed says so to who asks; one that computes does not.
+#[test]
+fn kernels_that_only_take_time_say_so_in_the_log() {
+    let node = node("t4", 1.0);
+    let path = node.node().root().join("log");
+    assert_eq!(output(on(&node, client()).arg("check").env("MUXFLOW_EMULATED_LOG", &path)), "ok");
+    let log = std::fs::read_to_string(&path).expect("a log");
+    let says = |kernel: &str| log.contains(&format!("kernel {kernel} is timed only"));
+    assert!(says("work_muxflow_us1000_f40_o50_i60_b30"), "{log}");
+    assert!(!says("vadd") && !says("blocksum"), "they compute: {log}");
 }
 
 #[test]

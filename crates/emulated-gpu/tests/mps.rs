@@ -5,7 +5,7 @@
 mod support;
 
 use std::fs::Permissions;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -37,11 +37,18 @@ fn daemon(node: &Running) {
 fn holder(node: &Running) -> Child {
     let mut child =
         on(node, client()).arg("hold").stdout(Stdio::piped()).spawn().expect("it starts");
-    let mut line = String::new();
+    let mut line = [0; 3];
     let stdout = child.stdout.as_mut().expect("a pipe");
-    BufReader::new(stdout).read_line(&mut line).expect("it speaks");
-    assert_eq!(line.trim(), "up");
+    stdout.read_exact(&mut line).expect("it speaks");
+    assert_eq!(&line, b"up\n");
     child
+}
+
+/// What the client says at its end: the error of the driver that it met.
+fn failure(child: Child) -> String {
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(3));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
 fn within(what: &str, mut holds: impl FnMut() -> bool) {
@@ -59,26 +66,35 @@ fn commands_limits_termination_faults_and_recovery() {
     assert!(!ok, "there is no daemon yet");
     daemon(&node);
     assert_eq!(control(&node, "get_server_list"), (true, String::new()));
+    // Limits hold for clients to come: who is there keeps what it had.
+    let mut old = on(&node, client());
+    let mut old = old.args(["again", "50"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let old = old.as_mut().expect("it starts");
+    let mut times = BufReader::new(old.stdout.take().expect("a pipe")).lines();
+    let mut time = || -> f64 { times.next().expect("a line").expect("text").parse().expect("ms") };
+    let whole = time();
     assert_eq!(control(&node, "set_default_active_thread_percentage 50").1, "50.0");
-    let mut first = holder(&node);
+    let half: f64 = output(on(&node, client()).args(["busy", "50"])).parse().expect("a time");
+    writeln!(old.stdin.as_mut().expect("a pipe"), "again").expect("it reads");
+    let still = time();
+    let all = format!("{whole} ms, {half} ms with half of the SMs, {still} ms as before");
+    assert!(half > 1.5 * whole && still < 1.2 * whole, "{all}");
+    old.kill().expect("it lives");
+    old.wait().expect("it ends");
+    let first = holder(&node);
     let server = control(&node, "get_server_list").1;
     assert_eq!(control(&node, &format!("get_server_status {server}")).1, "ACTIVE");
     assert_eq!(control(&node, &format!("get_client_list {server}")).1, first.id().to_string());
     assert!(control(&node, "ps").1.contains(&first.id().to_string()));
     assert!(!control(&node, "no_such_command").0);
-    // Limits hold for clients to come, and only tighten.
     assert_eq!(control(&node, &format!("get_active_thread_percentage {server}")).1, "50.0");
-    let alone: f64 = output(on(&node, client()).args(["busy", "50"])).parse().expect("a time");
-    assert!(alone > 50.0);
-    // Termination reaches the client as error 810.
+    // Termination reaches the client as an error of its own.
     assert!(control(&node, &format!("terminate_client {server} {}", first.id())).0);
-    let status = first.wait().expect("it ends");
-    assert_eq!(status.code(), Some(3));
+    assert_eq!(failure(first), "failed 810");
     // A fault of one strikes all, and the server refuses until they have left.
-    let (mut a, mut b) = (holder(&node), holder(&node));
+    let (a, b) = (holder(&node), holder(&node));
     Fault::Xid(31).inject(node.node(), 0, 0, 0).expect("it strikes");
-    assert_eq!(a.wait().expect("it ends").code(), Some(3));
-    assert_eq!(b.wait().expect("it ends").code(), Some(3));
+    assert_eq!((failure(a), failure(b)), ("failed 700".to_owned(), "failed 700".to_owned()));
     within("the server recovers", || {
         control(&node, &format!("get_server_status {server}")).1 == "ACTIVE"
     });
@@ -151,9 +167,9 @@ fn killing_a_client_with_work_in_flight_takes_the_others_along_when_told_to() {
 fn a_server_that_crashes_fails_its_clients_and_one_that_hangs_lets_nobody_in() {
     let node = node("t4", 1.0);
     daemon(&node);
-    let mut client_of_crash = holder(&node);
+    let client_of_crash = holder(&node);
     Fault::MpsCrash.inject(node.node(), 0, 0, 0).expect("it crashes");
-    assert_eq!(client_of_crash.wait().expect("it ends").code(), Some(3));
+    assert_eq!(failure(client_of_crash), "failed 806");
     within("a new server takes clients", || {
         on(&node, client()).arg("check").status().is_ok_and(|s| s.success())
     });

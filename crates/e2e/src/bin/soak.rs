@@ -34,5 +34,8 @@ fn main() {
             failed.push(seed);
         }
     }
-    assert!(failed.is_empty(), "the charge is not what is live, or too little happened, with the seeds {failed:?}");
+    assert!(
+        failed.is_empty(),
+        "the charge is not what is live, or too little happened, with the seeds {failed:?}"
+    );
 }

@@ -144,6 +144,19 @@ int main(int argc, char **argv) {
     }
     if (!strcmp(what, "wild")) { ptr bad = 0x10; void *f, *args[] = {&bad}; CHECK(cuModuleGetFunction, &f, module, "wild");
         CHECK(cuLaunchKernel, f, 1, 1, 1, 1, 1, 1, 0, NULL, args, NULL); printf("%d\n", CALL(cuCtxSynchronize)); return 0; }
+    if (!strcmp(what, "heir")) { /* Holds memory, and so does nobody else: its child only has what fork gave it. */
+        ptr p; CHECK(cuMemAlloc_v2, &p, (size_t)64 << 20); pid_t child = fork();
+        if (child) { printf("%d\n", child); fflush(stdout); }
+        for (;;) pause(); }
+    if (!strcmp(what, "again")) { /* As busy, and once more for each line that comes in. */
+        void *work, *e1, *e2; int n = atoi(argv[2]); float ms; char line[16];
+        CHECK(cuModuleGetFunction, &work, module, "work_muxflow_us1000_f40_o50_i60_b30"); CHECK(cuEventCreate, &e1, 0); CHECK(cuEventCreate, &e2, 0);
+        do {
+            CHECK(cuEventRecord, e1, NULL); for (int i = 0; i < n; i++) CHECK(cuLaunchKernel, work, 40, 1, 1, 256, 1, 1, 0, NULL, NULL, NULL);
+            CHECK(cuEventRecord, e2, NULL); CHECK(cuEventSynchronize, e2); CHECK(cuEventElapsedTime, &ms, e1, e2);
+            printf("%f\n", ms); fflush(stdout);
+        } while (fgets(line, sizeof line, stdin));
+        return 0; }
     if (!strcmp(what, "busy")) { /* Milliseconds of device time for n kernels of 1 ms, in one stream. */
         void *work, *e1, *e2; int n = atoi(argv[2]); float ms;
         CHECK(cuModuleGetFunction, &work, module, "work_muxflow_us1000_f40_o50_i60_b30");

@@ -88,7 +88,7 @@ pub(super) fn run(interposer: &Path, command: &[OsString]) -> anyhow::Result<Exi
     )?;
     for (name, (category, symbols)) in &by_category {
         let (handled, rest): (Vec<&str>, Vec<&str>) =
-            symbols.iter().partition(|symbol| is_handled(symbol));
+            symbols.iter().copied().partition(|symbol| is_handled(symbol));
         if !handled.is_empty() {
             writeln!(out, "\n{name} ({}): {}", handled.len(), treatment(*category))?;
             writeln!(out, "  {}", handled.join(" "))?;
