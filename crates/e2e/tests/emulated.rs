@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use muxflow_abi::control::{Gate, Limits, Settings, SlotState};
@@ -46,23 +46,46 @@ fn every_answer_is_the_same_under_the_interposer() {
     }
 }
 
+/// A node with two GPUs, whose identities are its own: a shell prints them, and then runs the client under the
+/// control block that it reads the path of, once for each further line.
+fn shell_with_ids() -> (Child, BufReader<ChildStdout>, Vec<String>) {
+    const SCRIPT: &str = r#"
+        "$CLIENT" ids
+        while read control visible what; do
+            MUXFLOW_CONTROL=$control CUDA_VISIBLE_DEVICES=$visible LD_PRELOAD=$XCUDA "$CLIENT" $what
+        done"#;
+    let mut command = on("t4x2", Path::new("sh"), &["-c", SCRIPT]);
+    command.env("CLIENT", client("real", &[])).env("XCUDA", build::xcuda());
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut reader = BufReader::new(child.stdout.take().expect("piped"));
+    let ids = two_lines(&mut reader);
+    (child, reader, ids)
+}
+
+fn two_lines(reader: &mut impl BufRead) -> Vec<String> {
+    reader.lines().take(2).map(|line| line.expect("a line")).collect()
+}
+
 #[test]
 fn identities_of_devices_pass_untouched() {
+    let (mut child, mut reader, plain) = shell_with_ids();
     let job = Job::new(1 << 30);
-    let plain = on("t4x2", &client("real", &[]), &["ids"]).output().expect("it runs");
-    let plain: Outcome = plain.into();
-    assert_eq!(plain.stdout.lines().count(), 2, "{}", plain.stderr);
-    // Made from the place in the node alone: another node has the same.
-    assert_eq!(run(&job, "t4x2", &["ids"]).stdout, plain.stdout);
+    let mut input = child.stdin.take().expect("piped");
+    writeln!(input, "{} 0,1 ids", job.block.directory().display()).expect("it reads");
+    let under = two_lines(&mut reader);
+    drop(input);
+    assert!(child.wait().expect("it ends").success());
+    assert_eq!((plain.len(), under), (2, plain));
 }
 
 /// Two GPUs with different quotas; the program sees them in its own order.
 #[test]
 fn each_gpu_has_its_own_quota_whatever_the_program_calls_it() {
-    let plain = on("t4x2", &client("real", &[]), &["ids"]).output().expect("it runs");
-    let plain: Outcome = plain.into();
+    let (mut child, mut reader, plain) = shell_with_ids();
+    let mut input = child.stdin.take().expect("piped");
     let mut settings = Settings::default();
-    for (device, line) in settings.devices.iter_mut().zip(plain.stdout.lines()) {
+    for (device, line) in settings.devices.iter_mut().zip(&plain) {
         // Each byte stands there twice, of the two calls.
         let hex = line.rsplit(' ').next().expect("an identity");
         for (byte, pair) in device.iter_mut().zip(hex.as_bytes().chunks(4)) {
@@ -73,14 +96,8 @@ fn each_gpu_has_its_own_quota_whatever_the_program_calls_it() {
     for (visible, quotas) in [("0,1", [64, 32]), ("1,0", [32, 64])] {
         let job = Job::with(64 * MIB, &settings);
         job.block.agent().set_quota(1, 32 * MIB);
-        let mut command = on("t4x2", Path::new("env"), &[]);
-        command
-            .arg(format!("CUDA_VISIBLE_DEVICES={visible}"))
-            .arg(client("real", &[]))
-            .arg("devices");
-        let outcome: Outcome = under(&job, &mut command).output().expect("it runs").into();
-        let lines: Vec<&str> = outcome.stdout.lines().collect();
-        assert_eq!(lines.len(), 2, "{visible}: {}{}", outcome.stdout, outcome.stderr);
+        writeln!(input, "{} {visible} devices", job.block.directory().display()).expect("it reads");
+        let lines = two_lines(&mut reader);
         for ((line, quota), held) in lines.iter().zip(quotas).zip([8, 0]) {
             let words: Vec<u64> = line.split(' ').map(|w| w.parse().expect("a number")).collect();
             let (free, total) = (words[1], words[2]);
@@ -91,6 +108,8 @@ fn each_gpu_has_its_own_quota_whatever_the_program_calls_it() {
             assert_eq!(words[4..], [2, 0], "{visible}, a little too much and all of it: {line}");
         }
     }
+    drop(input);
+    assert!(child.wait().expect("it ends").success());
 }
 
 /// A host function that waits for what its own thread does after it has launched more than may be in

@@ -256,6 +256,7 @@ impl Function {
         let blocks = grid.block_count() as f64;
         let all = blocks * f64::from(threads);
         if let Some(cost) = cost::hint(&self.name, facts) {
+            self.tell_timed(|| "its name says what it costs".to_owned());
             return (cost, false);
         }
         let sample = match (self.kernel(), &self.code) {
@@ -278,15 +279,21 @@ impl Function {
         let cost = cost::cost(facts, &launch);
         let fits = all * sample.instructions.max(1.0) <= compute_limit() as f64;
         let computes = fits && self.reads_params();
-        if !computes && self.told.fetch_add(1, Ordering::Relaxed) == 0 && ffi::logging() {
-            let why = match (&self.code, self.kernel()) {
+        if !computes {
+            self.tell_timed(|| match (&self.code, self.kernel()) {
                 (None, _) => "machine code".to_owned(),
                 (Some((code, at)), None) => code.kernels[*at].unknown.clone().unwrap_or_default(),
                 _ => format!("{all} threads of {} instructions", sample.instructions),
-            };
-            ffi::log(&format!("kernel {} is timed only: {why}", self.name));
+            });
         }
         (cost, computes)
+    }
+
+    /// Says once, to who asked for a log, that the kernel takes time and does nothing else.
+    fn tell_timed(&self, why: impl FnOnce() -> String) {
+        if self.told.fetch_add(1, Ordering::Relaxed) == 0 && ffi::logging() {
+            ffi::log(&format!("kernel {} is timed only: {}", self.name, why()));
+        }
     }
 
     /// Runs it for real.
