@@ -352,23 +352,14 @@ impl Group {
         Ok(all)
     }
 
-    fn members(&self, root: u32) -> io::Result<Vec<u32>> {
-        if self.tracks() { self.listed() } else { with_root(root) }
-    }
-
-    /// Sends a signal to every process in it, or below `root` where there is no group.
-    pub fn signal(&self, root: u32, signal: i32) -> usize {
-        let members = self.members(root).unwrap_or_default();
-        members.iter().filter(|&&pid| sys::kill(pid, signal).is_ok()).count()
-    }
-
-    /// Kills everything in it and waits until nothing is left; `false` when something is.
-    pub fn kill_all(&self, root: u32, limit: Duration) -> bool {
+    /// Kills everything in it and waits until nothing is left; `false` when something is. Where the
+    /// kernel does not track its processes, `found` says again and again which they are.
+    pub fn kill_all(&self, found: impl Fn() -> io::Result<Vec<u32>>, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         // Without a group, those whose parent has died can no longer be found: remember them.
         let mut seen: Vec<ProcessKey> = Vec::new();
         loop {
-            let members = self.members(root);
+            let members = if self.tracks() { self.listed() } else { found() };
             let listed = members.as_deref().unwrap_or_default();
             seen.extend(listed.iter().filter_map(|&pid| ProcessKey::of(pid)));
             seen.retain(|key| key.is_alive());
@@ -430,15 +421,6 @@ impl Group {
         }
         Ok(())
     }
-}
-
-/// A process and all below it, but never this one: a keeper asks for all that is below itself.
-fn with_root(root: u32) -> io::Result<Vec<u32>> {
-    let mut all = process::below(root)?;
-    if root != std::process::id() {
-        all.insert(0, root);
-    }
-    Ok(all)
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ fn a_group_limits_counts_and_kills_as_one() {
     }
     assert!(group.processes().len() >= 5, "{:?}", group.processes());
     assert!(group.memory_bytes().unwrap() > 0);
-    assert!(group.kill_all(child.id(), Duration::from_secs(5)));
+    assert!(group.kill_all(|| Ok(Vec::new()), Duration::from_secs(5)));
     let mut status = String::new();
     io::Read::read_to_string(&mut child.stdout.take().unwrap(), &mut status).unwrap();
     let allowed = status.lines().find(|l| l.starts_with("Cpus_allowed_list")).unwrap();
@@ -98,7 +98,7 @@ fn memory_beyond_the_limit_is_an_oom_kill_of_the_group_only() {
     let status = sys::with_setup(&mut command, setup).status().unwrap();
     assert!(!status.success(), "{status:?}");
     assert!(group.oom_kills().unwrap() > 0);
-    assert!(group.kill_all(1 << 30, Duration::from_secs(5)));
+    assert!(group.kill_all(|| Ok(Vec::new()), Duration::from_secs(5)));
     group.remove().unwrap();
 }
 
@@ -113,11 +113,11 @@ fn without_cgroups_descendants_are_walked() {
     }
     let below = process::descendants(child.id());
     assert_eq!(below.len(), 2);
-    let killed = std::thread::spawn(move || {
-        group.kill_all(child.id(), Duration::from_secs(5)).then_some(child)
-    });
-    let mut child = killed.join().unwrap().unwrap();
+    let root = ProcessKey::of(child.id()).unwrap();
+    assert!(group.kill_all(|| process::with_below(root), Duration::from_secs(5)));
+    let mut child = child;
     child.wait().unwrap();
+    assert_eq!(process::with_below(root).unwrap(), [], "its number may be somebody else's by now");
     for pid in below {
         assert!(!process::is_there(pid));
     }

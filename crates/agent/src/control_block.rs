@@ -80,6 +80,15 @@ impl ControlBlock {
         owner: Option<(u32, u32)>,
     ) -> Result<Self> {
         fs::create_dir_all(dir).map_err(file("create", dir))?;
+        // Whoever still holds one of before must not take its successor's heartbeat for its own.
+        for old in [dir.join(AGENT_FILE), dir.join(JOB_FILE)] {
+            match fs::remove_file(&old) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(file("remove", &old)(error));
+                }
+                _ => {}
+            }
+        }
         let block = Self::map(dir, Some(()))?;
         let generation = sys::monotonic_ns() ^ (u64::from(std::process::id()) << 48);
         block.job_unchecked().initialise(generation);
@@ -359,6 +368,23 @@ mod tests {
         assert_eq!(mine.answers(), Answers { live: 1, drained: 1, released: 0 });
         mine.set_gate(Gate::Reset);
         assert_eq!(mine.answers().drained, 0, "an answer to an older command does not count");
+    }
+
+    #[test]
+    fn who_holds_the_block_of_an_earlier_run_hears_nothing_of_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("job");
+        drop(ControlBlock::create(&path, &Settings::default(), 7, None).unwrap());
+        let old = ControlBlock::open(&path).unwrap();
+        let age_ms = |block: &ControlBlock| {
+            block.agent_unchecked().heartbeat_age_ms(sys::monotonic_ns() + 60_000_000_000)
+        };
+        let before = age_ms(&old);
+        let new = ControlBlock::create(&path, &Settings::default(), 9, None).unwrap();
+        new.beat();
+        new.set_gate(Gate::Open);
+        assert!(age_ms(&new) < 120_000 && age_ms(&old) >= before, "its agent is dead to it");
+        assert_eq!((old.gate(), old.quota_bytes()), (Gate::Closed, 7));
     }
 
     #[test]

@@ -14,6 +14,10 @@ use muxflow_types::{Bytes, SmShare};
 pub const PASSED: [&str; 9] =
     ["PATH", "HOME", "LANG", "LC_ALL", "TZ", "USER", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME"];
 
+/// The variable that names the directory of a job's control block. Every process of a job has it,
+/// unless it was taken away.
+pub const CONTROL_VARIABLE: &str = "MUXFLOW_CONTROL";
+
 /// The GPU of a workload.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuSide<'a> {
@@ -98,7 +102,7 @@ pub fn offline(
         _ => interposer.into_owned(),
     };
     set(&mut env, "LD_PRELOAD", preload);
-    set(&mut env, "MUXFLOW_CONTROL", restraint.control_dir.to_string_lossy());
+    set(&mut env, CONTROL_VARIABLE, restraint.control_dir.to_string_lossy());
     if gpu.mps_pipe_dir.is_some() {
         set(&mut env, "CUDA_MPS_CLIENT_PRIORITY", "1");
         match restraint.sm_partition {

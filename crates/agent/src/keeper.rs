@@ -59,14 +59,19 @@ pub fn run(dir: &Path, mut answer: impl Write) -> Result<()> {
             reason: "the agent that started this keeper is gone".into(),
         });
     }
-    let main = start(&files, &launch)?;
-    let run = Run {
-        boot_id: process::boot_id(),
-        keeper: ProcessKey::own(),
-        main,
-        started_at_s: launch::now_s(),
-    };
-    launch::write(&files.run_file(), &run)?;
+    let main = start(&files, &launch).and_then(|main| {
+        let run = Run {
+            boot_id: process::boot_id(),
+            keeper: ProcessKey::own(),
+            main,
+            started_at_s: launch::now_s(),
+        };
+        launch::write(&files.run_file(), &run).map(|()| main)
+    });
+    // One that nobody could find again does not run.
+    let main = main.inspect_err(|_| {
+        launch.group.kill_all(below_us, Duration::from_secs(5));
+    })?;
     // An agent that no longer listens is noticed by its handle, not here.
     drop(writeln!(answer, "{STARTED} {}", main.pid));
     drop(answer);
@@ -141,6 +146,11 @@ fn start(files: &WorkloadDir, launch: &Launch) -> Result<ProcessKey> {
     ProcessKey::of(child.id()).ok_or_else(|| failed("it was gone at once".into()))
 }
 
+/// Everything below this process, which reaps what its workload leaves behind.
+fn below_us() -> std::io::Result<Vec<u32>> {
+    process::below(std::process::id())
+}
+
 struct Keeper {
     files: WorkloadDir,
     launch: Launch,
@@ -180,7 +190,7 @@ impl Keeper {
         };
         // Whatever the program left running goes with it.
         let oom = self.launch.group.oom_kills().is_some_and(|count| count > 0);
-        let all_gone = self.launch.group.kill_all(std::process::id(), Duration::from_secs(5));
+        let all_gone = self.launch.group.kill_all(below_us, Duration::from_secs(5));
         let deadline = Instant::now() + Duration::from_secs(5);
         while self.ended.is_none() && Instant::now() < deadline {
             self.look(STOP_TICK);

@@ -123,13 +123,49 @@ pub fn descendants(root: u32) -> Vec<u32> {
     below(root).unwrap_or_default()
 }
 
+/// A process and all below it; nobody when it is gone, for its id may be another's by now.
+pub(crate) fn with_below(root: ProcessKey) -> io::Result<Vec<u32>> {
+    if !root.is_alive() {
+        return Ok(Vec::new());
+    }
+    let mut all = below(root.pid)?;
+    all.insert(0, root.pid);
+    Ok(all)
+}
+
+/// Processes that were started with this variable set so, whoever their parents are.
+pub(crate) fn carrying(variable: &str, value: &std::ffi::OsStr) -> io::Result<Vec<u32>> {
+    use std::os::unix::ffi::OsStrExt;
+    let wanted = [variable.as_bytes(), b"=", value.as_bytes()].concat();
+    let mut found = Vec::new();
+    for pid in all()? {
+        match fs::read(format!("/proc/{pid}/environ")) {
+            Ok(environment) => {
+                if environment.split(|byte| *byte == 0).any(|entry| entry == wanted) {
+                    found.push(pid);
+                }
+            }
+            // Another user's: none of ours.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied || is_gone(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// Every process there is.
+fn all() -> io::Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        pids.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
+    }
+    Ok(pids)
+}
+
 /// As [`descendants`], but fails when they cannot be looked at.
 pub(crate) fn below(root: u32) -> io::Result<Vec<u32>> {
     let mut parents: Vec<(u32, u32)> = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
+    for pid in all()? {
         match stat(pid) {
             Ok(stat) => parents.push((pid, stat.parent)),
             Err(error) if is_gone(&error) => {}

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::cgroup::{Cgroups, Group, Limits, encode};
+use crate::environment::CONTROL_VARIABLE;
 use crate::error::{AgentError, Result, file};
 use crate::keeper::{self, Answer, ChildProgram};
 use crate::launch::{self, Exit, Kind, Launch, Run, WorkloadDir};
@@ -109,24 +110,23 @@ impl Runner {
                 _ => {}
             }
         }
+        clear_away(&launch)?;
         launch::write(&files.launch_file(), &launch)?;
         let (mut child, answer) = self.start_keeper(&files)?;
-        match answer {
-            Answer::Started(_) => {
-                let run =
-                    launch::read::<Run>(&files.run_file())?.ok_or_else(|| AgentError::Start {
-                        workload: launch.name.clone(),
-                        reason: "its keeper left no run.json".into(),
-                    })?;
+        let run = match answer {
+            Answer::Failed(reason) => Err(reason),
+            Answer::Started(_) => launch::read::<Run>(&files.run_file())
+                .map_err(|error| error.to_string())
+                .and_then(|run| run.ok_or_else(|| "its keeper left no run.json".into())),
+        };
+        match run {
+            Ok(run) => {
                 let mut running = Running::attach(launch, run, files);
                 running.child = Some(child);
                 Ok(running)
             }
-            Answer::Failed(reason) => {
-                drop(child.kill());
-                drop(child.wait());
-                launch.group.kill_all(child.id(), Duration::from_secs(2));
-                drop(launch.group.remove());
+            Err(reason) => {
+                take_back(&launch, &mut child);
                 drop(fs::remove_file(files.launch_file()));
                 Err(AgentError::Start { workload: launch.name, reason })
             }
@@ -217,6 +217,49 @@ fn has_keeper(files: &WorkloadDir) -> Result<bool> {
     Ok(!sys::try_lock(&lock).map_err(file("lock", &path))?)
 }
 
+/// What is left of a workload whose main process and keeper are gone. Where the kernel does not track
+/// its processes, those of a job are known by the name of their control block, and those of a service
+/// by nothing.
+fn left_of(launch: &Launch) -> std::io::Result<Vec<u32>> {
+    let listed = match &launch.control_dir {
+        _ if launch.group.tracks() => launch.group.processes(),
+        Some(dir) => process::carrying(CONTROL_VARIABLE, dir.as_os_str())?,
+        None => Vec::new(),
+    };
+    Ok(listed.into_iter().filter(|pid| process::is_there(*pid)).collect())
+}
+
+/// Nothing of an earlier run may stay when the next one begins. Those who find it first stop it in
+/// the clean order; here it is killed.
+fn clear_away(launch: &Launch) -> Result<()> {
+    let left = || left_of(launch).unwrap_or_default();
+    if left().is_empty() {
+        return Ok(());
+    }
+    tracing::warn!(workload = launch.name, pids = ?left(), "left by an earlier run: killed");
+    launch.group.kill_all(|| left_of(launch), Duration::from_secs(5));
+    match left().first() {
+        Some(&pid) => Err(AgentError::RunsAlready { workload: launch.name.clone(), pid }),
+        None => Ok(()),
+    }
+}
+
+/// Ends a start that failed, however far it came. The keeper is the reaper of all that it started:
+/// it is held until they are gone, so that nobody loses them, and starts nothing meanwhile.
+fn take_back(launch: &Launch, keeper: &mut Child) {
+    let held = sys::kill(keeper.id(), libc::SIGSTOP);
+    let deadline = Instant::now() + Duration::from_secs(1);
+    let stands = |stat: process::Stat| matches!(stat.state, 'T' | 'Z' | 'X');
+    while held.is_ok() && !process::stat(keeper.id()).is_ok_and(stands) && Instant::now() < deadline
+    {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    launch.group.kill_all(|| process::below(keeper.id()), Duration::from_secs(2));
+    drop(keeper.kill());
+    drop(keeper.wait());
+    drop(launch.group.remove());
+}
+
 fn recover_one(files: WorkloadDir) -> Result<Option<Found>> {
     let Some(launch) = launch::read::<Launch>(&files.launch_file())? else { return Ok(None) };
     let mut run = launch::read::<Run>(&files.run_file())?;
@@ -226,15 +269,27 @@ fn recover_one(files: WorkloadDir) -> Result<Option<Found>> {
         std::thread::sleep(Duration::from_millis(10));
         run = launch::read::<Run>(&files.run_file())?;
     }
+    let exit = launch::read::<Exit>(&files.exit_file())?;
     if let Some(run) = run
         && is_this_boot(&run)
-        && (run.main.is_alive() || run.keeper.is_alive())
+        && (run.main.is_alive() || run.keeper.is_alive() || outlived_both(&launch, exit.as_ref()))
     {
         return Ok(Some(Found::Running(Box::new(Running::attach(launch, run, files)))));
     }
+    if launch.kind == Kind::Offline {
+        // Its keeper was killed before it could write down whom it had started.
+        clear_away(&launch)?;
+    }
     let nobody_saw = || Exit { run: launch.run_number(), ..Exit::unknown() };
-    let exit = launch::read::<Exit>(&files.exit_file())?.unwrap_or_else(nobody_saw);
+    let exit = exit.unwrap_or_else(nobody_saw);
     Ok(Some(Found::Ended { launch: Box::new(launch), exit }))
+}
+
+/// Whether a job goes on though its main process and its keeper were killed: its children do.
+fn outlived_both(launch: &Launch, exit: Option<&Exit>) -> bool {
+    // Those that cannot be looked at live.
+    let left = || left_of(launch).map_or(true, |left| !left.is_empty());
+    launch.kind == Kind::Offline && exit.is_none() && left()
 }
 
 impl Running {
@@ -252,12 +307,23 @@ impl Running {
     /// All its processes.
     pub fn processes(&self) -> Vec<u32> {
         if self.launch.group.tracks() {
-            self.launch.group.processes()
-        } else {
-            let mut all = process::descendants(self.run.main.pid);
-            all.push(self.run.main.pid);
-            all
+            return self.launch.group.processes();
         }
+        if self.run.keeper.is_alive() {
+            return process::descendants(self.run.keeper.pid);
+        }
+        process::with_below(self.run.main).unwrap_or_default()
+    }
+
+    /// All its processes where the kernel does not track them, for those who kill them.
+    fn untracked(&self) -> std::io::Result<Vec<u32>> {
+        let mut all = process::with_below(self.run.main)?;
+        if self.run.keeper.is_alive() {
+            all.extend(process::below(self.run.keeper.pid)?);
+        } else {
+            all.extend(left_of(&self.launch)?);
+        }
+        Ok(all)
     }
 
     /// The file of its output, `stdout` or `stderr`.
@@ -290,7 +356,7 @@ impl Running {
                 None => return Ok(None),
             },
         };
-        let all_gone = self.launch.group.kill_all(self.run.main.pid, Duration::from_secs(5));
+        let all_gone = self.kill();
         drop(self.launch.group.remove());
         let exit = Exit { all_gone, steps, run: self.launch.run_number(), ..Exit::unknown() };
         launch::write(&self.files.exit_file(), &exit)?;
@@ -350,6 +416,6 @@ impl Running {
 
     /// Kills all of it at once: the very last means, when its keeper does not do its work.
     pub fn kill(&self) -> bool {
-        self.launch.group.kill_all(self.run.main.pid, Duration::from_secs(5))
+        self.launch.group.kill_all(|| self.untracked(), Duration::from_secs(5))
     }
 }

@@ -5,11 +5,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use muxflow_agent::AgentError;
 use muxflow_agent::cgroup::{Cgroups, Limits};
-use muxflow_agent::launch::{Exit, Kind, Launch, StopCause};
+use muxflow_agent::environment::CONTROL_VARIABLE;
+use muxflow_agent::launch::{Exit, Kind, Launch, Run, StopCause};
 use muxflow_agent::logs::LogLimits;
 use muxflow_agent::process::ProcessKey;
 use muxflow_agent::runner::{Found, Runner, Running};
@@ -215,9 +217,9 @@ fn long_output_is_rotated_while_it_is_written() {
 
 /// Runs `script` for both kinds under a runner in a process that is then killed.
 fn agent_that_dies(state: &Path) -> std::process::Child {
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "the_other_agent", "--nocapture", "--ignored"]);
-    command.env("MUXFLOW_TEST_STATE", state).stdout(std::process::Stdio::null());
+    command.env("MUXFLOW_TEST_STATE", state).stdout(Stdio::null());
     command.spawn().unwrap()
 }
 
@@ -291,4 +293,144 @@ fn a_killed_keeper_costs_online_nothing_and_ends_offline() {
     assert!(online.main().is_alive());
     online.ask_stop();
     assert!(ended(&mut online).all_gone);
+}
+
+/// Starts a job whose children leave their session and outlive it, and is killed then, with the keeper.
+#[test]
+#[ignore = "run by a_job_that_lost_agent_and_keeper_is_found_by_its_children"]
+fn the_agent_that_goes_with_its_keeper() {
+    let Some(state) = std::env::var_os("MUXFLOW_TEST_STATE").map(PathBuf::from) else { return };
+    let groups = match std::env::var_os("MUXFLOW_TEST_GROUPS") {
+        Some(_) => Cgroups::detect("muxflow-test"),
+        None => Cgroups::none(),
+    };
+    let runner = Runner::open(&state, groups, child_program()).unwrap();
+    let script =
+        "setsid sleep 300 & setsid sh -c 'trap \"\" TERM; sleep 300 & wait' & echo ready; wait";
+    let mut launch = shell(&runner, Kind::Offline, "bereft", script);
+    launch.name = "bereft".into();
+    let group = named("bereft");
+    launch.group = runner.group(Kind::Offline, &group, &Limits::default()).unwrap();
+    let control = state.join("control");
+    launch.env.insert(CONTROL_VARIABLE.into(), control.display().to_string());
+    launch.control_dir = Some(control);
+    let running = runner.start(launch).unwrap();
+    until("its children run", || running.processes().len() >= 4);
+    let pids: Vec<String> = running.processes().iter().map(u32::to_string).collect();
+    fs::write(state.join("pids.new"), pids.join(" ")).unwrap();
+    fs::rename(state.join("pids.new"), state.join("pids")).unwrap();
+    std::thread::sleep(LONG);
+}
+
+#[test]
+fn a_job_that_lost_agent_and_keeper_is_found_by_its_children() {
+    for with_groups in [true, false] {
+        let groups = if with_groups { Cgroups::detect("muxflow-test") } else { Cgroups::none() };
+        let dir = tempfile::tempdir().unwrap();
+        let mut other = Command::new(std::env::current_exe().unwrap());
+        other.args(["--exact", "the_agent_that_goes_with_its_keeper", "--ignored"]);
+        other.env("MUXFLOW_TEST_STATE", dir.path()).stdout(Stdio::null());
+        if with_groups {
+            other.env("MUXFLOW_TEST_GROUPS", "1");
+        }
+        let mut other = other.spawn().unwrap();
+        until("it runs", || dir.path().join("pids").exists());
+        let pids = fs::read_to_string(dir.path().join("pids")).unwrap();
+        let all: Vec<ProcessKey> =
+            pids.split(' ').filter_map(|pid| ProcessKey::of(pid.parse().unwrap())).collect();
+        let run = dir.path().join("workloads/offline-bereft/run.json");
+        let run: Run = serde_json::from_str(&fs::read_to_string(run).unwrap()).unwrap();
+        // Held first, so that the keeper cannot begin to stop the job.
+        sys::kill(run.keeper.pid, libc::SIGSTOP).unwrap();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        sys::kill(run.keeper.pid, libc::SIGKILL).unwrap();
+        until("its main process is gone", || !run.main.is_alive() && !run.keeper.is_alive());
+        let left = || all.iter().filter(|key| key.is_alive()).count();
+        assert!(left() >= 3, "its children go on: {}", left());
+
+        let runner = Runner::open(dir.path(), groups, child_program()).unwrap();
+        let (mut found, troubles) = runner.recover().unwrap();
+        assert!(troubles.is_empty(), "{troubles:?}");
+        let Some(Found::Running(mut running)) = found.pop() else { panic!("{found:?}") };
+        let again = running.launch.clone();
+        let exit = ended(&mut running);
+        assert!(exit.all_gone && exit.code.is_none(), "{exit:?}");
+        assert_eq!(left(), 0, "with groups: {with_groups}");
+        let limits = &again.limits;
+        let group = runner.group(Kind::Offline, &named("bereft"), limits).unwrap();
+        let argv = ["sh", "-c", "exit 5"].map(String::from).to_vec();
+        let mut next = runner.start(Launch { argv, group, agent: ProcessKey::own(), ..again });
+        assert_eq!(ended(next.as_mut().unwrap()).code, Some(5));
+    }
+}
+
+#[test]
+fn what_an_earlier_run_left_is_gone_before_the_next_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    let groups = Cgroups::detect("muxflow-test");
+    if !groups.describe().starts_with("tracking v") {
+        assert!(std::env::var_os("CI").is_none(), "no cgroup: {}", groups.describe());
+        println!("SKIPPED: no cgroup here; run as root with one mounted");
+        return;
+    }
+    let runner = runner(dir.path());
+    let launch = shell(&runner, Kind::Offline, "again", "exit 6");
+    let (groups, affinity) = launch.group.entrance().unwrap();
+    let setup = sys::ChildSetup { groups, affinity, ..sys::ChildSetup::default() };
+    let mut left = sys::with_setup(Command::new("sleep").arg("300"), setup).spawn().unwrap();
+    let mut running = runner.start(launch).unwrap();
+    let gone = left.try_wait().unwrap();
+    if gone.is_none() {
+        left.kill().unwrap();
+        left.wait().unwrap();
+    }
+    assert!(gone.is_some_and(|status| !status.success()), "killed before the start: {gone:?}");
+    assert_eq!(ended(&mut running).code, Some(6));
+}
+
+/// The number that a script wrote.
+fn written(path: &Path) -> ProcessKey {
+    let read = || fs::read_to_string(path).ok()?.trim().parse().ok();
+    until("a number is written", || read().is_some());
+    let pid = read().unwrap();
+    ProcessKey::of(pid).unwrap_or(ProcessKey { pid, start_ticks: 0 })
+}
+
+#[test]
+fn a_start_that_fails_late_leaves_nothing_running() {
+    for kind in [Kind::Online, Kind::Offline] {
+        let dir = tempfile::tempdir().unwrap();
+        let runner = Runner::open(dir.path(), Cgroups::none(), child_program()).unwrap();
+        let pid = dir.path().join("pid");
+        // Signals from a dying parent do not end it.
+        let script =
+            format!("trap '' TERM; echo $$ > {}; while :; do sleep 0.05; done", pid.display());
+        let launch = shell(&runner, kind, "unwritten", &script);
+        let files = dir.path().join("workloads").join(format!("{}-{}", kind.as_str(), launch.name));
+        // The keeper starts it and cannot write down whom it has started.
+        fs::create_dir_all(files.join("run.new")).unwrap();
+        let error = runner.start(launch).unwrap_err().to_string();
+        assert!(error.contains("run.new"), "{error}");
+        // It may have been too young to write its number.
+        if pid.exists() {
+            assert!(!written(&pid).is_alive(), "{kind:?} goes on");
+        }
+    }
+}
+
+#[test]
+fn what_a_failed_keeper_had_started_goes_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let pid = dir.path().join("pid");
+    let script = format!(
+        "setsid sh -c 'echo $$ > {0}; exec sleep 300' & while [ ! -s {0} ]; do sleep 0.01; done; echo it cannot be; sleep 300",
+        pid.display()
+    );
+    let child = (PathBuf::from("sh"), vec!["-c".into(), script]);
+    let runner = Runner::open(dir.path(), Cgroups::none(), child).unwrap();
+    let launch = shell(&runner, Kind::Online, "mute", "true");
+    let error = runner.start(launch).unwrap_err().to_string();
+    assert!(error.contains("it cannot be"), "{error}");
+    assert!(!written(&pid).is_alive(), "the keeper was killed first and its child got away");
 }

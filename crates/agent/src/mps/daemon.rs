@@ -311,7 +311,7 @@ impl MpsDaemon {
 
     fn kill(&mut self) {
         if let Some(daemon) = self.daemon.take() {
-            self.group.kill_all(daemon.pid, Duration::from_secs(2));
+            self.group.kill_all(|| process::with_below(daemon), Duration::from_secs(2));
         }
         if let Some(mut child) = self.child.take() {
             drop(child.kill());
