@@ -10,6 +10,7 @@
  *   hold=MIB     memory held from the start, in steps of 64 MiB; `most` stops at the first refusal,
  *                `all` when it was refused for half a second
  *   want=FILE    MiB to hold, read again and again: grows by one step of 64 MiB with each request
+ *   piece=MIB    memory held from the start, in one piece; without it, it leaves with 4
  *   scratch=MIB  memory taken and given back by each request
  *   stubborn     stays after an error of the driver, with its context, and does nothing more
  * Leaves with 3 on an error of the driver, which it prints. */
@@ -66,12 +67,13 @@ static void out_of_memory(void) {
 int main(int argc, char **argv) {
     if (argc < 5) return 2;
     const char *want = 0, *hold = 0;
-    long scratch = 0;
+    long scratch = 0, piece = 0;
     for (int i = 5; i < argc; i++) {
         if (!strncmp(argv[i], "want=", 5)) want = argv[i] + 5;
         else if (!strncmp(argv[i], "hold=", 5)) hold = argv[i] + 5;
         else if (!strncmp(argv[i], "scratch=", 8)) scratch = atol(argv[i] + 8);
         else if (!strcmp(argv[i], "stubborn")) stubborn = 1;
+        else if (!strncmp(argv[i], "piece=", 6)) piece = atol(argv[i] + 6);
         else return 2;
     }
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
@@ -92,6 +94,10 @@ int main(int argc, char **argv) {
     CALL("cuEventCreate", &after, 0);
     record = strcmp(argv[4], "-") ? fopen(argv[4], "a") : 0;
     long held = 0;
+    if (piece) {
+        if (!take(&address, piece)) { out_of_memory(); return 4; }
+        held = piece;
+    }
     if (hold && !strcmp(hold, "all")) {
         /* Others may hold memory for a moment only: it is not over with the first refusal. */
         for (int refused = 0; refused < 50; ) {

@@ -344,7 +344,8 @@ impl ControlLoop {
         status.health = self.health.state();
         status.glitches = self.health.glitches();
         let host_calm = shared.host_calm.load(Ordering::Acquire);
-        status.placeable = permission.place && host_calm && job.is_none();
+        let free = job.is_none() && !status.unsettled;
+        status.placeable = permission.place && host_calm && free;
         status.share = self.params.share.share(demand, sms).ok().filter(|share| share.sms().0 > 0);
         status.quota = quota.unwrap_or(Bytes::ZERO);
         status.budget = turn.budget.fraction;

@@ -342,6 +342,9 @@ pub struct GpuStatus {
     pub reaction_max: Micros,
     /// The service that the GPU was given to, whether it runs at this moment or not.
     pub claimed: Option<ServiceId>,
+    /// Nothing is placed: the service that the GPU was given to does not run, or it ended again and
+    /// again and has not run for long since.
+    pub unsettled: bool,
     /// The service that runs.
     pub online: Option<(ServiceId, u32)>,
     /// The job, with its counters.
@@ -397,6 +400,7 @@ impl GpuStatus {
             reaction: Micros::ZERO,
             reaction_max: Micros::ZERO,
             claimed: None,
+            unsettled: false,
             online: None,
             offline: None,
             faults: BTreeMap::new(),

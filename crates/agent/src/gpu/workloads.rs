@@ -32,6 +32,27 @@ const SM_PARTITION: &str = "CUDA_MPS_SM_PARTITION";
 /// A service that ran this long did not fail at its start.
 const SETTLED_AFTER_S: u64 = 60;
 
+/// A service that ended so often without having settled is not placed beside.
+const AGAIN: u32 = 2;
+
+impl Online {
+    /// Why no job may be placed beside it now. A service that is not there holds no memory: what a
+    /// job would be lent then, the service would lack when it comes.
+    pub(super) fn unrest(&self, now_s: u64) -> Option<String> {
+        let Some(running) = &self.running else {
+            return Some(format!("its service {} does not run", self.service));
+        };
+        unsettled(self.failures, now_s.saturating_sub(running.run.started_at_s)).then(|| {
+            let (service, times) = (&self.service, self.failures);
+            format!("service {service} ended {times} times and has not run for {SETTLED_AFTER_S} s since")
+        })
+    }
+}
+
+fn unsettled(failures: u32, ran_s: u64) -> bool {
+    failures >= AGAIN && ran_s <= SETTLED_AFTER_S
+}
+
 /// The sixteen bytes of `GPU-xxxxxxxx-xxxx-…`; all zero, which means any device, when it is not one.
 pub fn uuid_bytes(uuid: &str) -> [u8; 16] {
     let digits: Vec<u8> = uuid
@@ -169,7 +190,7 @@ impl Supervisor {
         }
         online.not_before = Some(Instant::now() + back_off(online.failures));
         online.failures = online.failures.saturating_add(1);
-        let service = online.service.clone();
+        let (service, again) = (online.service.clone(), online.failures >= AGAIN);
         tracing::warn!(service = %service, code = exit.code, signal = exit.signal, "service ended");
         {
             let mut status = self.shared.status();
@@ -177,6 +198,12 @@ impl Supervisor {
             status.online_restarts += 1;
         }
         self.tell(Event::OnlineEnded { service, exit });
+        if again && self.params.defences.eviction {
+            // It may lack what the job holds, and no sample shows that once it is gone.
+            let reason = StopReason::Health("the service cannot start beside it".into());
+            self.stop_guest(None, &reason);
+            self.begin_stop(reason);
+        }
     }
 
     pub(super) fn stop_online(&mut self, service: &ServiceId) {
@@ -216,6 +243,9 @@ impl Supervisor {
         }
         if self.repair.is_some() {
             return self.refuse(name, "the GPU is disabled");
+        }
+        if let Some(reason) = self.online.as_ref().and_then(|one| one.unrest(launch::now_s())) {
+            return self.refuse(name, reason);
         }
         let status = self.shared.status().clone();
         if !self.shared.host_calm.load(Ordering::Acquire) {
@@ -390,6 +420,13 @@ mod tests {
         assert_eq!(bytes[15], 0xff);
         assert_eq!(uuid_bytes("GPU-12"), [0; 16]);
         assert_eq!(uuid_bytes("MIG-00112233-4455-6677-8899-aabbccddeeff"), [0; 16]);
+    }
+
+    #[test]
+    fn a_service_that_ended_again_and_again_must_run_for_a_while() {
+        assert!(!unsettled(0, 0) && !unsettled(1, 0), "once is nothing");
+        assert!(unsettled(2, 0) && unsettled(9, SETTLED_AFTER_S));
+        assert!(!unsettled(2, SETTLED_AFTER_S + 1), "jobs come back");
     }
 
     #[test]

@@ -162,7 +162,9 @@ fn the_answer_to_errors_protects_and_without_it_the_service_stays_away() {
 /// The job has a fatal fault and does not leave, so that its MPS server lets nobody in: what the
 /// service served in the next five seconds.
 fn struck(error_response: bool) -> Served {
-    let world = World::start(&format!("[defences]\nerror_response = {error_response}\n"));
+    // A job beside which the service cannot start is evicted too: here nothing else may help.
+    let switches = format!("[defences]\neviction = false\nerror_response = {error_response}\n");
+    let world = World::start(&switches);
     world.start_service();
     let mut job = world.argv("job", 500, "8", 0);
     job.push("stubborn".into());

@@ -15,4 +15,6 @@ mod ends;
 mod faults;
 mod parties;
 mod reliability;
+mod room;
+mod sensors;
 mod world;

@@ -39,6 +39,8 @@ pub(crate) fn inside_with(gpus: &str, name: &str) {
     let (built, child) = (emulated(), child_program());
     let interposer = xcuda();
     let worker = client("worker", &[]);
+    // The loader puts nothing into a program that it does not load.
+    let static_worker = client("worker", &["-static"]);
     let mut command = Command::new(built.join("muxflow-emulated-node"));
     command
         .args(["--gpus", gpus, "--"])
@@ -48,7 +50,8 @@ pub(crate) fn inside_with(gpus: &str, name: &str) {
         .env("MUXFLOW_TEST_FAULT", built.join("muxflow-emulated-fault"))
         .env("MUXFLOW_TEST_CHILD", child)
         .env("MUXFLOW_TEST_XCUDA", interposer)
-        .env("MUXFLOW_TEST_WORKER", worker);
+        .env("MUXFLOW_TEST_WORKER", worker)
+        .env("MUXFLOW_TEST_STATIC_WORKER", static_worker);
     let output = default_signals(&mut command).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -143,7 +146,7 @@ impl World {
         }
     }
 
-    pub(crate) fn event(&self, what: &str, wanted: impl Fn(&Event) -> bool) -> Event {
+    pub(crate) fn event(&self, what: &str, mut wanted: impl FnMut(&Event) -> bool) -> Event {
         let deadline = Instant::now() + LONG;
         while Instant::now() < deadline {
             if let Some((_, event)) = self.agent().next_event(Duration::from_millis(100))
@@ -153,6 +156,21 @@ impl World {
             }
         }
         panic!("never: {what}: {:#?}", self.agent().status(&self.gpu))
+    }
+
+    /// The page of metrics.
+    pub(crate) fn page(&self) -> String {
+        page(self.agent().metrics_address().unwrap())
+    }
+
+    /// Has a job refused, and says why.
+    pub(crate) fn refused(&self, spec: OfflineSpec) -> String {
+        self.agent().order(&self.gpu, Order::StartOffline(Box::new(spec))).unwrap();
+        let event = self.event("it is refused or starts", |event| {
+            matches!(event, Event::JobRefused { .. } | Event::JobStarted { .. })
+        });
+        let Event::JobRefused { reason, .. } = event else { panic!("{event:?}") };
+        reason
     }
 
     /// The last lines that workloads wrote, for whoever looks for the reason of a failure.
@@ -377,6 +395,16 @@ impl Drop for World {
             Cgroups::detect(&self.cgroup_parent).remove_empty();
         }
     }
+}
+
+/// The page of metrics that is served there.
+pub(crate) fn page(address: std::net::SocketAddr) -> String {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
 }
 
 /// Clients of a burst.
