@@ -24,6 +24,9 @@ pub enum Fault {
     NvmlBlock(bool),
     /// NVML calls about this GPU return this error; 0 ends it.
     NvmlError(u32),
+    /// The sensors say that so many per cent of the memory are in use and of the highest clock are
+    /// run, whatever is true; 0 ends it.
+    SensorLie(u32),
     /// Everything as it was: the GPU was reset, with nobody on it.
     Reset,
 }
@@ -58,6 +61,7 @@ impl std::fmt::Display for Fault {
             Fault::NvmlBlock(true) => f.write_str("nvml-block"),
             Fault::NvmlBlock(false) => f.write_str("nvml-unblock"),
             Fault::NvmlError(error) => write!(f, "nvml-error {error}"),
+            Fault::SensorLie(pct) => write!(f, "sensor-lie {pct}"),
             Fault::Reset => f.write_str("reset"),
         }
     }
@@ -90,12 +94,14 @@ impl Fault {
             Some("nvml-block") => Fault::NvmlBlock(true),
             Some("nvml-unblock") => Fault::NvmlBlock(false),
             Some("nvml-error") => Fault::NvmlError(number("an NVML error, or 0 to end it")?),
+            Some("sensor-lie") => Fault::SensorLie(number("per cent, or 0 to end it")?.min(10_000)),
             Some("off-bus") => Fault::Xid(79),
             Some("reset") => Fault::Reset,
             _ => {
                 return Err(bad(
                     "write one of: xid N, kill-propagates PCT, mps-crash, mps-hang, throttle MHZ, \
-                     memory-burst MIB, nvml-block, nvml-unblock, nvml-error N, off-bus, reset",
+                     memory-burst MIB, nvml-block, nvml-unblock, nvml-error N, sensor-lie PCT, \
+                     off-bus, reset",
                 ));
             }
         };
@@ -132,6 +138,7 @@ impl Fault {
             Fault::NvmlBlock(on) => [7, on.into()],
             Fault::NvmlError(n) => [8, n.into()],
             Fault::Reset => [9, 0],
+            Fault::SensorLie(n) => [10, n.into()],
         }
     }
 
@@ -148,6 +155,7 @@ impl Fault {
             7 => Fault::NvmlBlock(n != 0),
             8 => Fault::NvmlError(n),
             9 => Fault::Reset,
+            10 => Fault::SensorLie(n),
             _ => return None,
         })
     }
@@ -186,7 +194,7 @@ mod tests {
     fn every_fault_is_read_as_it_is_written() {
         let mut rng = muxflow_gpu_model::Rng::new(1);
         let mut all: Vec<Fault> = (0..500).map(|_| Fault::random(&mut rng, true)).collect();
-        all.extend([Fault::MpsHang, Fault::Reset]);
+        all.extend([Fault::MpsHang, Fault::Reset, Fault::SensorLie(150)]);
         for fault in all {
             let words: Vec<String> = fault.to_string().split(' ').map(str::to_owned).collect();
             assert_eq!(Fault::parse(&words).unwrap(), fault);

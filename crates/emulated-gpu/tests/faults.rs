@@ -124,6 +124,8 @@ fn a_gpu_that_fell_off_the_bus_stays_away_whatever_is_logged_after_it() {
     }
     Fault::Reset.inject(node.node(), 0, 0, 0).expect("it comes back");
     assert_eq!(ask(), "0");
+    let next = on(&node, client()).arg("check").output().expect("it runs");
+    assert!(next.status.success(), "no client gets in after the reset: {next:?}");
 }
 
 #[test]

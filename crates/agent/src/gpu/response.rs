@@ -57,6 +57,8 @@ impl Supervisor {
             // Before anything is stopped: whose the processes are is known now.
             self.blame(seen);
         }
+        // It may be back before anybody looks again.
+        self.was_lost |= matches!(seen.fault, Fault::DeviceLost | Fault::Xid(79));
         for action in &row {
             self.act(*action, seen);
         }

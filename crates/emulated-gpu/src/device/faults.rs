@@ -24,6 +24,7 @@ pub(super) struct State {
     pub compute_mode: u32,
     pub nvml_error: u32,
     pub nvml_blocked: bool,
+    pub sensor_lie_pct: u32,
     pub recovery_action: u32,
     pub burst_bytes: u64,
     pub kill_propagates_pct: u32,
@@ -43,6 +44,7 @@ impl State {
             compute_mode: 0,
             nvml_error: 0,
             nvml_blocked: false,
+            sensor_lie_pct: 0,
             recovery_action: 0,
             burst_bytes: 0,
             kill_propagates_pct: 0,
@@ -92,6 +94,7 @@ impl Device {
             Fault::MemoryBurst(mib) => self.state.burst_bytes = u64::from(mib) << 20,
             Fault::NvmlBlock(on) => self.state.nvml_blocked = on,
             Fault::NvmlError(error) => self.state.nvml_error = error,
+            Fault::SensorLie(pct) => self.state.sensor_lie_pct = pct,
             Fault::Reset => self.reset(),
         }
         0
@@ -103,6 +106,7 @@ impl Device {
         let mode = self.state.compute_mode;
         let rng = self.state.rng.clone();
         self.state = State { compute_mode: mode, rng, ..State::new(0) };
+        self.public.gone.store(0, Ordering::Release);
         self.engine.clock_cap_mhz = None;
         self.engine.rates_changed();
         self.tell_servers(event::RESET, 0);

@@ -243,12 +243,18 @@ impl Device {
         let pct = |fraction: f64| (fraction * 100.0).round().clamp(0.0, 100.0) as u32;
         let clock = self.engine.clock_mhz();
         let power = m.power_w().unwrap_or_else(|| self.engine.power_w());
+        // What the sensors say, which is the truth unless they were told to lie.
+        let lie = u64::from(self.state.sensor_lie_pct);
+        let said = |truth: u64, most: u64| if lie == 0 { truth } else { most * lie / 100 };
         Stats {
             time_ns: self.engine.now_ns() as u64,
             profiling_time_ns: profiling_ns as u64,
-            used_bytes: self.used_bytes(),
+            used_bytes: said(self.used_bytes(), self.facts.memory_bytes[0]),
             utilisation_pct: [pct(busy), pct(dram)],
-            clock_mhz: [clock.round() as u32, self.facts.memory_mhz],
+            clock_mhz: [
+                said(clock.round() as u64, self.facts.max_mhz.into()) as u32,
+                self.facts.memory_mhz,
+            ],
             power_mw: [(power * 1e3) as u32, self.facts.power_limit_mw[0]],
             temperature_c: self.engine.temperature_c().round() as u32,
             throttle_reasons: self.throttle_reasons(clock, busy),

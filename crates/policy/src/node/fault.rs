@@ -267,7 +267,8 @@ const TABLE: &[(RowKey, &[Action])] = &[
     row(Xid(63), &[Count]),
     row(Xid(64), UNTIL_RESET),
     row(Xid(74), UNTIL_RESET),
-    row(Xid(79), UNTIL_REBOOT),
+    // Off the bus: one that is back has been reset.
+    row(Xid(79), UNTIL_RESET),
     // Contained by the hardware, but MPS clients share what it is contained to.
     row(Xid(94), REBUILD),
     row(Xid(95), UNTIL_RESET),
@@ -283,7 +284,7 @@ const TABLE: &[(RowKey, &[Action])] = &[
     row(MpsCrash, REBUILD),
     row(MpsFault, REBUILD_BLAMING),
     row(MpsHang, REBUILD),
-    row(DeviceLost, UNTIL_REBOOT),
+    row(DeviceLost, UNTIL_RESET),
     row(UngatedProcess, &[StopOffline, MarkFailProne]),
 ];
 
@@ -385,10 +386,11 @@ mod tests {
             assert!(place(ResetMps) < place(RestartOnline), "{fault}");
             assert!(place(RestartOnline) < place(RestartJob), "{fault}");
         }
-        for fault in [Xid(79), Recovery(Recover::NodeReboot), Recovery(Recover::Unknown)] {
+        for fault in [Recovery(Recover::NodeReboot), Recovery(Recover::Unknown)] {
             assert!(table.respond(fault).contains(&AwaitNodeReboot), "{fault}");
         }
-        for fault in [Xid(95), Xid(64), Xid(119), Xid(120), Recovery(Recover::GpuReset)] {
+        let reset = [Xid(79), DeviceLost, Xid(95), Xid(64), Xid(119), Xid(120)];
+        for fault in reset.into_iter().chain([Recovery(Recover::GpuReset)]) {
             assert!(table.respond(fault).contains(&AwaitGpuReset), "{fault}");
         }
         for fault in [Xid(43), Xid(63), Recovery(Recover::None)] {
