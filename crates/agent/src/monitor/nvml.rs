@@ -50,7 +50,12 @@ fn nvml_error(operation: &'static str) -> impl FnOnce(NvmlError) -> AgentError {
 
 /// Opens NVML where the loader finds it.
 pub fn open() -> Result<Arc<Nvml>> {
-    Nvml::init().map(Arc::new).map_err(nvml_error("open libnvidia-ml.so.1"))
+    open_library("libnvidia-ml.so.1")
+}
+
+fn open_library(name: &str) -> Result<Arc<Nvml>> {
+    let opened = Nvml::builder().lib_path(name.as_ref()).init();
+    opened.map(Arc::new).map_err(nvml_error("open libnvidia-ml.so.1"))
 }
 
 /// `NVIDIA A10` and `Tesla T4` are `A10` and `T4` to the laws.
@@ -118,7 +123,7 @@ unsafe impl Send for RawDevice {}
 enum ActivityReader {
     Dcgm { dcgm: Arc<Dcgm>, device: u32 },
     Gpm(GpmReader),
-    Process { last_seen_us: u64, value: Option<(Micros, Percent)> },
+    Process(ProcessReader),
     None,
 }
 
@@ -148,7 +153,7 @@ impl NvmlSensor {
         let activity = match found {
             Some((dcgm, device)) => ActivityReader::Dcgm { dcgm, device },
             None if gpm => ActivityReader::Gpm(GpmReader::default()),
-            None if process => ActivityReader::Process { last_seen_us: 0, value: None },
+            None if process => ActivityReader::Process(ProcessReader::default()),
             None => ActivityReader::None,
         };
         Ok(NvmlSensor { nvml, device: raw, activity })
@@ -177,15 +182,13 @@ impl NvmlSensor {
                 sample.dram_activity = value.dram;
                 value.sm.map(|_| value.at)
             }
-            ActivityReader::Process { last_seen_us, value } => {
-                let read = device.process_utilization_stats(*last_seen_us).unwrap_or_default();
-                if let Some(newest) = read.iter().map(|s| s.timestamp).max() {
-                    let sum: u32 =
-                        read.iter().filter(|s| s.timestamp == newest).map(|s| s.sm_util).sum();
-                    *last_seen_us = newest;
-                    *value = Percent::clamped(f64::from(sum)).map(|sum| (now, sum));
-                }
-                let (at, activity) = (*value)?;
+            ActivityReader::Process(reader) => {
+                let read = match device.process_utilization_stats(reader.last_seen_us) {
+                    Ok(read) => Some(read.iter().map(|s| (s.timestamp, s.sm_util)).collect()),
+                    Err(NvmlError::NotFound) => Some(Vec::new()),
+                    Err(_) => None,
+                };
+                let (at, activity) = reader.take(now, read.as_deref())?;
                 sample.sm_activity = Some(activity);
                 Some(at)
             }
@@ -232,7 +235,7 @@ impl Sensor for NvmlSensor {
         match self.activity {
             ActivityReader::Dcgm { .. } => ActivitySource::Dcgm,
             ActivityReader::Gpm(_) => ActivitySource::Gpm,
-            ActivityReader::Process { .. } => ActivitySource::ProcessUtilisation,
+            ActivityReader::Process(_) => ActivitySource::ProcessUtilisation,
             ActivityReader::None => ActivitySource::None,
         }
     }
@@ -250,6 +253,36 @@ impl Sensor for NvmlSensor {
 
     fn recovery(&mut self) -> Option<RecoveryAction> {
         recovery_of(&self.device())
+    }
+}
+
+/// NVML lists a process only when it did something since it was last asked, and looks that often.
+const PROCESS_PERIOD: Micros = Micros::from_secs(1);
+
+/// The sum over processes; none that did anything for a whole period is an idle GPU.
+#[derive(Default)]
+struct ProcessReader {
+    last_seen_us: u64,
+    listed_at: Option<Micros>,
+    value: Option<(Micros, Percent)>,
+}
+
+impl ProcessReader {
+    /// Takes what was listed, as times and per cent; none when the call failed, which says nothing.
+    fn take(&mut self, now: Micros, read: Option<&[(u64, u32)]>) -> Option<(Micros, Percent)> {
+        let newest = read.and_then(|read| read.iter().map(|(at, _)| *at).max());
+        match (read, newest) {
+            (Some(read), Some(newest)) => {
+                let sum: u32 = read.iter().filter(|(at, _)| *at == newest).map(|(_, sm)| sm).sum();
+                (self.last_seen_us, self.listed_at) = (newest, Some(now));
+                self.value = Percent::clamped(f64::from(sum)).map(|sum| (now, sum));
+            }
+            (Some(_), None) if self.listed_at.is_none_or(|at| now.since(at) > PROCESS_PERIOD) => {
+                self.value = Some((now, Percent::ZERO));
+            }
+            _ => {}
+        }
+        self.value
     }
 }
 
@@ -318,11 +351,23 @@ mod tests {
 
     #[test]
     fn a_machine_without_nvml_says_so() {
-        if std::path::Path::new("/dev/nvidiactl").exists() {
-            return;
-        }
-        if let Err(error) = open() {
-            assert!(error.to_string().contains("libnvidia-ml.so.1"), "{error}");
-        }
+        let error = open_library("libnvidia-ml.so.of-nobody").unwrap_err().to_string();
+        assert!(error.contains("libnvidia-ml.so.1"), "{error}");
+    }
+
+    #[test]
+    fn a_gpu_that_no_process_uses_is_idle_and_not_unknown() {
+        let at = Micros::from_millis;
+        let percent = |value| Percent::new(value).unwrap();
+        let mut reader = ProcessReader::default();
+        assert_eq!(reader.take(at(10), None), None, "a call that fails says nothing");
+        assert_eq!(reader.take(at(20), Some(&[])), Some((at(20), Percent::ZERO)));
+        let busy = [(7, 10), (9, 30), (9, 20)];
+        assert_eq!(reader.take(at(30), Some(&busy)), Some((at(30), percent(50.0))));
+        assert_eq!(reader.last_seen_us, 9);
+        let held = Some((at(30), percent(50.0)));
+        assert_eq!(reader.take(at(900), Some(&[])), held, "not listed again yet");
+        assert_eq!(reader.take(at(5_000), None), held, "and it grows old");
+        assert_eq!(reader.take(at(5_010), Some(&[])), Some((at(5_010), Percent::ZERO)));
     }
 }
