@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use muxflow_agent::gpu::{Event, StopReason};
 use muxflow_agent::monitor::ActivitySource;
-use muxflow_policy::node::fault::Fault;
+use muxflow_policy::node::fault::{Action, Fault};
 use muxflow_types::HealthState;
 
-use crate::world::{World, inside, now_us, rounds};
+use crate::world::{World, inside, now_us, rounds, variable};
 
 #[test]
 fn a_job_shares_the_gpu_and_leaves_on_a_burst() {
@@ -25,15 +25,7 @@ fn inner_burst() {
     assert_eq!(status.source, ActivitySource::Dcgm);
     assert!(status.attach.is_some_and(|(attached, _)| attached));
     world.start_worker_job();
-    let page = {
-        use std::io::{Read, Write};
-        let address = world.agent().metrics_address().unwrap();
-        let mut stream = std::net::TcpStream::connect(address).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        text
-    };
+    let page = world.page();
     assert!(page.contains("muxflow_job_launches_total{gpu=\"") && page.contains("job=\"job\""));
     // The service now wants the whole GPU, and more than that.
     let began = Instant::now();
@@ -66,31 +58,58 @@ fn errors_are_answered_online_first() {
 fn inner_errors() {
     let world = World::start("[mps]\nprobe_every_s = 2\nprobe_within_ms = 1500\n");
     world.start_service();
-    world.start_worker_job();
+    let mut job = world.argv("job", 500, "8", 0);
+    job.push("stubborn".into());
+    world.start_job(job);
+    world.wait("the job launches", |status| {
+        status.offline.as_ref().is_some_and(|(_, counts)| counts.launches > 100)
+    });
 
     // A fatal fault of the job: everybody's context is lost, the service is back first.
     let at = now_us();
-    world.fault(&["xid", "31"]);
-    let event = world.event(
-        "the XID is answered",
-        |event| matches!(event, Event::Fault { seen, .. } if seen.fault == Fault::Xid(31)),
+    world.fault(&["--pid", &world.job_pid().to_string(), "xid", "31"]);
+    let (mut told, mut answer) = (Vec::new(), None);
+    world.event("the XID is answered", |event| {
+        told.push(event.clone());
+        if let Event::Fault { seen, actions, took } = event
+            && seen.fault == Fault::Xid(31)
+        {
+            answer = Some((actions.clone(), *took));
+        }
+        answer.is_some()
+    });
+    let (actions, took) = answer.unwrap();
+    let place = |wanted| actions.iter().position(|action| *action == wanted).unwrap();
+    assert!(place(Action::RestartOnline) < place(Action::RestartJob), "{actions:?}");
+    let last = |wanted: fn(&Event) -> bool| told.iter().rposition(wanted);
+    let job_out = last(|event| matches!(event, Event::JobEnded { requeue: true, .. }));
+    let service_back = last(|event| matches!(event, Event::OnlineStarted { adopted: false, .. }));
+    // The answer is the last of all that was told, so the service was back when it came.
+    assert!(
+        job_out.is_some() && job_out < service_back,
+        "the job goes, the service comes: {told:?}"
     );
-    let Event::Fault { took, .. } = event else { unreachable!() };
+    assert!(!told.iter().any(|event| matches!(event, Event::JobStarted { .. })), "{told:?}");
+    world.serve(10);
     world.wait("healthy again", |s| s.health == HealthState::Healthy && s.online.is_some());
-    std::thread::sleep(Duration::from_millis(500));
-    let served = world.served_since(at);
-    assert!(served.count() > 0, "the service serves again");
     println!(
         "MEASURED xid 31: answered in {} ms, longest gap of the service {} ms",
         took.0 / 1000,
-        served.gap_us / 1000
+        world.served_since(at).gap_us / 1000
     );
 
     // The device is gone and comes back: Disabled, then Healthy, nothing restarted by hand.
+    world.start_worker_job();
     world.fault(&["off-bus"]);
-    world.wait("disabled", |status| status.health == HealthState::Disabled);
+    world.wait("disabled", |status| {
+        status.health == HealthState::Disabled && status.offline.is_none() && !status.placeable
+    });
+    let ended = world.event("the job is stopped", |event| matches!(event, Event::JobEnded { .. }));
+    assert!(matches!(ended, Event::JobEnded { requeue: true, .. }), "{ended:?}");
     world.fault(&["reset"]);
-    println!("MEASURED off-bus: disabled, then reset");
+    world.wait("it has returned", |status| status.health == HealthState::Healthy);
+    world.serve(10);
+    world.start_worker_job();
     world.end();
 }
 
@@ -124,17 +143,26 @@ fn a_job_that_slips_the_interposer_is_stopped() {
 fn inner_stranger() {
     let world = World::start("");
     world.start_service();
-    world.wait("the GPU takes a job", |status| status.placeable && status.share.is_some());
-    let mut argv = vec!["env".to_owned(), "-u".into(), "LD_PRELOAD".into()];
-    argv.extend(world.argv("job", 500, "8", 1_000));
-    let began = Instant::now();
-    world.start_job(argv);
+    let mut cleared = world.argv("job", 500, "8", 1_000);
+    let mut static_program = cleared.clone();
+    cleared.splice(0..0, ["env".into(), "-u".into(), "LD_PRELOAD".into()]);
+    static_program[0] = variable("MUXFLOW_TEST_STATIC_WORKER").display().to_string();
+    for (way, argv) in [("cleared environment", cleared), ("static program", static_program)] {
+        world.wait("the GPU takes a job", |status| status.placeable && status.share.is_some());
+        let began = Instant::now();
+        world.start_job(argv);
+        let ended = world.event("it is stopped", |event| matches!(event, Event::JobEnded { .. }));
+        let Event::JobEnded { reason, fail_prone, .. } = ended else { unreachable!() };
+        assert_eq!(reason, Some(StopReason::Fault(Fault::UngatedProcess)), "{way}");
+        assert!(!fail_prone, "{way}: twice is not three times");
+        println!("MEASURED stranger, {way}: stopped after {} ms", began.elapsed().as_millis());
+    }
+    // The third time, whatever it was for.
+    let third = vec!["env".into(), "LD_PRELOAD=".into()];
+    world.start_job([third, world.argv("job", 500, "8", 1_000)].concat());
     let ended = world.event("it is stopped", |event| matches!(event, Event::JobEnded { .. }));
-    let Event::JobEnded { reason, fail_prone, .. } = ended else { unreachable!() };
-    assert_eq!(reason, Some(StopReason::Fault(Fault::UngatedProcess)));
-    println!("MEASURED stranger: stopped after {} ms", began.elapsed().as_millis());
-    assert!(began.elapsed() < Duration::from_secs(15));
-    let _later = fail_prone;
+    assert!(matches!(ended, Event::JobEnded { fail_prone: true, .. }), "{ended:?}");
+    world.serve(10);
     world.end();
 }
 
@@ -235,6 +263,9 @@ fn inner_cost() {
         pages_after * 4
     );
     assert!(taken > 100, "samples go on");
+    // Three to five per cent of a core in a debug build; the loops are at their beat and not busy.
+    let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap();
+    assert!(busy_ms * 100 < elapsed_ms * 25, "{busy_ms} ms of processor in {elapsed_ms} ms");
     assert!(pages_after <= pages + 512, "memory grows: {pages} to {pages_after} pages");
     world.end();
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use muxflow_agent::gpu::Event;
 use muxflow_e2e::build::{must, products};
 
-use crate::world::{LONG, World, inside, variable};
+use crate::world::{LONG, World, inside, page, variable};
 
 /// Builds the `muxflow` program and runs an ignored test inside an emulated node.
 fn with_program(name: &str) {
@@ -121,4 +121,77 @@ fn inner_doctor() {
     let wrong = doctor("[breaker]\nshare_pct = 900\n");
     let said = text(&wrong);
     assert!(!wrong.status.success() && said.contains("breaker.share_pct"), "{said}");
+}
+
+#[test]
+fn every_change_of_health_is_logged_and_counted() {
+    with_program("command::inner_transitions");
+}
+
+/// The value of `KEY=` in a line of the log.
+fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    line.split(&format!(" {key}=")).nth(1)?.split(' ').next()
+}
+
+#[test]
+#[ignore = "run inside an emulated node by every_change_of_health_is_logged_and_counted"]
+fn inner_transitions() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, ..) = World::settings(dir.path(), "");
+    let path = dir.path().join("agent.log");
+    let mut agent = muxflow()
+        .args(["agent", "--config"])
+        .arg(&file)
+        .stderr(File::create(&path).unwrap())
+        .spawn()
+        .unwrap();
+    let log = || fs::read_to_string(&path).unwrap_or_default();
+    let deadline = Instant::now() + LONG;
+    let wait = |what: &str, holds: &dyn Fn() -> bool| {
+        while !holds() {
+            assert!(Instant::now() < deadline, "never: {what}: {}", log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let address = || {
+        let text = log();
+        let line = text.lines().find(|line| line.contains(" metrics address="))?;
+        field(line, "address")?.parse::<std::net::SocketAddr>().ok()
+    };
+    wait("its metrics are served", &|| address().is_some());
+    let address = address().unwrap();
+    let number = |name: &str, state: &str| {
+        let (text, state) = (page(address), format!("state=\"{state}\""));
+        let is_it = |line: &&str| line.starts_with(name) && line.contains(&state);
+        let line = text.lines().find(is_it).map(str::to_owned).unwrap_or_default();
+        line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).unwrap_or(-1.0)
+    };
+    let is = |state: &str| number("muxflow_gpu_health{", state) > 0.5;
+    wait("healthy", &|| is("Healthy"));
+    must(Command::new(variable("MUXFLOW_TEST_FAULT")).args(["xid", "154"]));
+    wait("disabled", &|| is("Disabled"));
+    must(Command::new(variable("MUXFLOW_TEST_FAULT")).arg("reset"));
+    wait("healthy again", &|| is("Healthy"));
+    let states = ["Init", "Healthy", "Unhealthy", "Overlimit", "Disabled"];
+    let logged = || {
+        let text = log();
+        let changes: Vec<String> =
+            text.lines().filter(|l| l.contains("health changed")).map(str::to_owned).collect();
+        for line in &changes {
+            assert!(
+                ["gpu", "from", "to", "cause"].iter().all(|key| field(line, key).is_some()),
+                "{line}"
+            );
+        }
+        states.map(|state| changes.iter().filter(|l| field(l, "to") == Some(state)).count())
+    };
+    let counted = || states.map(|state| number("muxflow_gpu_health_transitions_total{", state));
+    let as_counts = |counts: [usize; 5]| counts.map(|n| f64::from(u32::try_from(n).unwrap()));
+    wait("log and metrics agree", &|| as_counts(logged()) == counted());
+    let [_, healthy, _, _, disabled] = logged();
+    assert!(healthy >= 2 && disabled == 1, "{:?}: {}", logged(), log());
+    muxflow_agent::sys::kill(agent.id(), libc::SIGTERM).unwrap();
+    assert!(agent.wait().unwrap().success(), "{}", log());
+    // What it left running goes.
+    World::start_in(dir.path(), "").end();
 }

@@ -1,12 +1,14 @@
 //! What the service sees when things break: signals, a killed agent, and every fault in turn.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use muxflow_agent::gpu::Event;
+use muxflow_agent::launch::Run;
 use muxflow_agent::process::ProcessKey;
 use muxflow_agent::sys;
+use muxflow_e2e::build::must;
 use muxflow_types::HealthState;
 
 use crate::world::{LONG, World, inside, now_us, rounds, variable};
@@ -55,24 +57,32 @@ fn inner_agent_to_kill() {
     std::thread::sleep(LONG);
 }
 
+/// Starts another agent in a process of its own; it, and what it wrote when service and job ran.
+fn agent_to_kill(name: &str, state: &Path) -> (Child, String) {
+    let other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--ignored", "--nocapture"])
+        .env("MUXFLOW_TEST_STATE", state)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + LONG;
+    loop {
+        let text = std::fs::read_to_string(state.join("both-run")).unwrap_or_default();
+        if !text.is_empty() {
+            return (other, text);
+        }
+        assert!(Instant::now() < deadline, "the other agent never had both running");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 #[ignore = "run inside an emulated node by a_killed_agent_harms_nobody_and_its_successor_finds_everything"]
 fn inner_killed_agent() {
     let dir = tempfile::tempdir().unwrap();
-    let mut other = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "reliability::inner_agent_to_kill", "--ignored", "--nocapture"])
-        .env("MUXFLOW_TEST_STATE", dir.path())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let ready = dir.path().join("both-run");
+    let (mut other, pid) = agent_to_kill("reliability::inner_agent_to_kill", dir.path());
     let deadline = Instant::now() + LONG;
-    while std::fs::read_to_string(&ready).map_or(true, |text| text.is_empty()) {
-        assert!(Instant::now() < deadline, "the other agent never had both running");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let pid: u32 = std::fs::read_to_string(&ready).unwrap().parse().unwrap();
-    let job = ProcessKey::of(pid).unwrap();
+    let job = ProcessKey::of(pid.parse().unwrap()).unwrap();
     let killed_at = now_us();
     other.kill().unwrap();
     other.wait().unwrap();
@@ -117,5 +127,84 @@ fn inner_killed_agent() {
         "MEASURED kill -9 of the agent: job gone after {gone_ms} ms, longest gap of the service {} ms",
         served.gap_us / 1000
     );
+    world.end();
+}
+
+#[test]
+fn nothing_of_a_job_outlives_agent_and_keeper_into_its_next_run() {
+    inside("reliability::inner_killed_keepers");
+}
+
+/// The job is a shell with a GPU process and another one below it, in sessions of their own.
+#[test]
+#[ignore = "the process that nothing_of_a_job_outlives_agent_and_keeper_into_its_next_run kills"]
+fn inner_agent_with_shell_job() {
+    let world = World::start_in(Path::new(&variable("MUXFLOW_TEST_STATE")), "");
+    world.start_service();
+    let worker = world.argv("job", 20_000, "8", 0).join(" ");
+    let script = format!("setsid {worker} & setsid sleep 600 & wait");
+    world.start_job(vec!["sh".into(), "-c".into(), script]);
+    world.wait("the job launches", |status| {
+        status.offline.as_ref().is_some_and(|(_, counts)| counts.launches > 5)
+    });
+    let job = world.agent().shared(&world.gpu).unwrap().job().unwrap();
+    let control = job.block.dir().display().to_string();
+    std::fs::write(world.base().join("both-run"), control).unwrap();
+    std::thread::sleep(LONG);
+}
+
+#[test]
+#[ignore = "run inside an emulated node by nothing_of_a_job_outlives_agent_and_keeper_into_its_next_run"]
+fn inner_killed_keepers() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut other, control) = agent_to_kill("reliability::inner_agent_with_shell_job", dir.path());
+    must(Command::new(variable("MUXFLOW_TEST_FAULT")).args(["kill-propagates", "100"]));
+    // Whoever has the job's control block in its environment: the shell and what it has started.
+    let control = format!("MUXFLOW_CONTROL={control}");
+    let is_of_job = |pid: &u32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|entry| entry == control.as_bytes())
+    };
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let old: Vec<ProcessKey> = pids.filter(is_of_job).filter_map(ProcessKey::of).collect();
+    let alive = || old.iter().filter(|process| process.is_alive()).count();
+    assert_eq!(old.len(), 3, "{old:?}");
+    let run = |name: &str| {
+        let file = dir.path().join("state/workloads").join(name).join("run.json");
+        serde_json::from_str::<Run>(&std::fs::read_to_string(file).unwrap()).unwrap()
+    };
+    let runs = [run("online-service"), run("offline-job")];
+    let killed_at = now_us();
+    // At once, as `pkill -9 muxflow` does it: held first, so that no keeper begins a stop.
+    for run in &runs {
+        sys::kill(run.keeper.pid, libc::SIGSTOP).unwrap();
+    }
+    other.kill().unwrap();
+    other.wait().unwrap();
+    for run in &runs {
+        sys::kill(run.keeper.pid, libc::SIGKILL).unwrap();
+    }
+    let deadline = Instant::now() + LONG;
+    while runs[1].main.is_alive() {
+        assert!(Instant::now() < deadline, "the shell outlives its keeper");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(alive() > 0, "what the shell started goes on");
+    let world = World::start_in(dir.path(), "");
+    let ended = world.event("the job's end is told", |event| {
+        if matches!(event, Event::OnlineStarted { adopted: false, .. }) {
+            panic!("the service was started and not found: {event:?}");
+        }
+        matches!(event, Event::JobEnded { .. })
+    });
+    assert!(matches!(ended, Event::JobEnded { requeue: true, .. }), "{ended:?}");
+    assert_eq!(alive(), 0, "nothing of it is left when its end is told: {ended:?}");
+    // The next run of it shares the GPU with nobody but the service.
+    world.start_worker_job();
+    assert_eq!(world.services_alive(), 1, "nothing runs twice");
+    world.serve(10);
+    let served = world.served_since(killed_at);
+    assert_eq!((served.errors, world.restarts()), (0, 0), "the service noticed nothing");
     world.end();
 }
