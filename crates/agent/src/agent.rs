@@ -164,9 +164,12 @@ impl Agent {
             let route = routes.iter().find(|(uuid, pci, _)| *uuid == seen.gpu || *pci == seen.gpu);
             let Some((uuid, _, orders)) = route else { return };
             let mut echoes = echoes.lock().unwrap_or_else(PoisonError::into_inner);
-            if echoes.is_news(seen.at, seen.teller, uuid, seen.fault) {
-                let seen = FaultSeen { at: seen.at, fault: seen.fault, pid: seen.pid };
+            let news = echoes.is_news(seen.at, seen.teller, uuid, seen.fault);
+            let seen = FaultSeen { at: seen.at, fault: seen.fault, pid: seen.pid };
+            if news {
                 drop(orders.send(Order::Fault(seen)));
+            } else if seen.pid.is_some() {
+                drop(orders.send(Order::Blame(seen)));
             }
         };
         let mut log_is_watched = false;

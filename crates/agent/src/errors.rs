@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use nvml_wrapper::error::NvmlError;
 use crate::error::{AgentError, Result, file};
 use crate::monitor;
 use crate::monitor::nvml::recovery_of;
+use crate::sys;
 
 /// Who told of an XID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +59,9 @@ const RECOVERY_XID: u16 = 154;
 pub struct Echoes {
     recent: Vec<(Micros, Teller, String, Fault)>,
 }
+
+/// The line of the log has the culprit: it gets this long to be the first.
+const LOG_FIRST: Duration = Duration::from_millis(20);
 
 /// Both sources tell of an event within this time.
 const ECHO_WITHIN: Micros = Micros::from_secs(2);
@@ -139,6 +144,9 @@ pub fn watch_nvml(
                     }
                     let fault = Fault::from_xid(number, asked);
                     let at = monitor::now();
+                    if log_is_watched {
+                        std::thread::sleep(LOG_FIRST);
+                    }
                     tell(XidSeen { at, teller: Teller::Nvml, gpu, fault, pid: None });
                 }
                 Err(NvmlError::Timeout) => {}
@@ -195,7 +203,9 @@ pub fn watch_kernel_log(
     })
 }
 
-const IDLE: Duration = Duration::from_millis(20);
+/// A file cannot be waited for.
+const IDLE: Duration = Duration::from_millis(5);
+const KMSG_WAIT: Duration = Duration::from_millis(200);
 
 /// `/dev/kmsg` gives one record for each read.
 fn follow_records(log: &mut File, stop: &AtomicBool, told: &mut impl FnMut(XidLine)) {
@@ -209,7 +219,9 @@ fn follow_records(log: &mut File, stop: &AtomicBool, told: &mut impl FnMut(XidLi
             // Overwritten before it was read: the next read goes on after the gap.
             Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
             Ok(_) => std::thread::sleep(IDLE),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(IDLE),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                drop(sys::poll_readable(&[log.as_raw_fd()], KMSG_WAIT));
+            }
             Err(error) => {
                 tracing::warn!(error = %error, "cannot read the kernel log");
                 std::thread::sleep(Duration::from_secs(1));

@@ -101,6 +101,9 @@ impl Supervisor {
         }
         drop(self.node.runner.settle(Kind::Offline, &offline.running.launch.name));
         if offline.reason.is_none() {
+            // Ended by itself: perhaps of an error that is told in a moment.
+            let main = offline.running.main().pid;
+            self.last_stopped = Some((offline.job.clone(), vec![main]));
             self.node.running_jobs.fetch_sub(1, Ordering::Relaxed);
         }
         Some(offline)

@@ -145,6 +145,8 @@ pub enum Order {
     },
     /// An error was seen.
     Fault(FaultSeen),
+    /// Whose the error was that was seen a moment ago.
+    Blame(FaultSeen),
     /// An operator reset the GPU.
     GpuWasReset,
     /// Stop offline work and end the loop; online goes on.

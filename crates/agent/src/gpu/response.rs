@@ -46,6 +46,9 @@ impl Supervisor {
         *self.shared.status().faults.entry(name.clone()).or_default() += 1;
         let row = self.params.errors.respond(seen.fault).to_vec();
         let mended = row.contains(&Action::ResetMps) && seen.at <= self.mended_at;
+        // Before anything is stopped: whose the processes are is known now. Also when it was mended
+        // already, for MPS shows the same error without a culprit.
+        self.blame_for(seen);
         if mended || row == [Action::Count] || !self.params.defences.error_response {
             tracing::info!(gpu = self.uuid(), fault = name, mended, "error counted");
             return;
@@ -53,12 +56,13 @@ impl Supervisor {
         let words: Vec<&str> = row.iter().map(|action| action.as_str()).collect();
         tracing::warn!(gpu = self.uuid(), fault = name, pid = seen.pid, actions = ?words, "error");
         let began = monitor::now();
-        if row.contains(&Action::MarkFailProne) {
-            // Before anything is stopped: whose the processes are is known now.
-            self.blame(seen);
-        }
         // It may be back before anybody looks again.
         self.was_lost |= matches!(seen.fault, Fault::DeviceLost | Fault::Xid(79));
+        if let Fault::Recovery(action) = seen.fault
+            && self.shared.monitor.published().recovery.is_some()
+        {
+            (self.evidence.recovery, self.asked_at) = (Some(action), began);
+        }
         for action in &row {
             self.act(*action, seen);
         }
@@ -108,6 +112,14 @@ impl Supervisor {
                     self.wait_for(need);
                 }
             }
+        }
+    }
+
+    /// Blames the culprit of an error, where that is what the error is answered with.
+    pub(super) fn blame_for(&self, seen: FaultSeen) {
+        let blames = self.params.errors.respond(seen.fault).contains(&Action::MarkFailProne);
+        if blames && self.params.defences.error_response {
+            self.blame(seen);
         }
     }
 

@@ -130,6 +130,8 @@ pub struct Supervisor {
     next_look: Instant,
     /// The device was gone when it was last looked at.
     pub(super) was_lost: bool,
+    /// When the driver last asked for a recovery.
+    pub(super) asked_at: Micros,
 }
 
 const TICK: Duration = Duration::from_millis(20);
@@ -165,6 +167,7 @@ impl Supervisor {
             next_mps: now,
             next_look: now,
             was_lost: false,
+            asked_at: Micros::ZERO,
         }
     }
 
@@ -234,6 +237,7 @@ impl Supervisor {
             }
             Order::Evict { cause, ground } => self.evict(cause, ground),
             Order::Fault(seen) => self.answer(seen),
+            Order::Blame(seen) => self.blame_for(seen),
             Order::GpuWasReset => self.evidence.gpu_reset_at = Some(monitor::now()),
             Order::Shutdown => {}
         }
@@ -253,14 +257,17 @@ impl Supervisor {
         let lost =
             published.failure.is_some_and(|(_, why)| why == monitor::SensorFailure::DeviceLost);
         let asked = |what| !matches!(what, None | Some(RecoveryAction::None));
-        let no_more = asked(self.evidence.recovery) && !asked(published.recovery);
-        if (self.was_lost && !lost) || (no_more && published.recovery.is_some()) {
+        // Only what was read after the driver had asked says that it no longer does.
+        let read_at = published.processes.as_ref().map_or(Micros::ZERO, |(at, _)| *at);
+        let recovery = published.recovery.filter(|_| read_at > self.asked_at);
+        let no_more = asked(self.evidence.recovery) && !asked(recovery);
+        if (self.was_lost && !lost) || (no_more && recovery.is_some()) {
             // A device that was gone and is back has been reset, and so has one whose driver asked
             // for it and no longer does.
             self.evidence.gpu_reset_at = Some(monitor::now());
         }
-        if published.recovery.is_some() {
-            self.evidence.recovery = published.recovery;
+        if recovery.is_some() {
+            self.evidence.recovery = recovery;
         }
         self.was_lost = lost;
         let mark = self.params.state_dir.join("gpu-was-reset");

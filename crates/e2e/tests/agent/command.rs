@@ -170,6 +170,7 @@ fn inner_transitions() {
     wait("healthy", &|| is("Healthy"));
     must(Command::new(variable("MUXFLOW_TEST_FAULT")).args(["xid", "154"]));
     wait("disabled", &|| is("Disabled"));
+    std::thread::sleep(Duration::from_secs(1));
     must(Command::new(variable("MUXFLOW_TEST_FAULT")).arg("reset"));
     wait("healthy again", &|| is("Healthy"));
     let states = ["Init", "Healthy", "Unhealthy", "Overlimit", "Disabled"];

@@ -59,17 +59,18 @@ fn inner_agent_to_kill() {
 
 /// Starts another agent in a process of its own; it, and what it wrote when service and job ran.
 fn agent_to_kill(name: &str, state: &Path) -> (Child, String) {
-    let other = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--ignored", "--nocapture"])
-        .env("MUXFLOW_TEST_STATE", state)
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--ignored", "--nocapture"]);
+    command.env("MUXFLOW_TEST_STATE", state).stdout(Stdio::null());
+    (command.spawn().unwrap(), both_run(state))
+}
+
+fn both_run(state: &Path) -> String {
     let deadline = Instant::now() + LONG;
     loop {
         let text = std::fs::read_to_string(state.join("both-run")).unwrap_or_default();
         if !text.is_empty() {
-            return (other, text);
+            return text;
         }
         assert!(Instant::now() < deadline, "the other agent never had both running");
         std::thread::sleep(Duration::from_millis(10));

@@ -1,7 +1,7 @@
 //! Room for the service: no job keeps it from starting, and none comes while it is away.
 
 use muxflow_agent::gpu::{Event, Order, StopReason};
-use muxflow_types::ServiceId;
+use muxflow_types::{Bytes, ServiceId};
 
 use crate::world::{World, inside};
 
@@ -24,11 +24,13 @@ fn inner_start() {
     let service = ServiceId::new("service").unwrap();
     world.agent().order(&world.gpu, Order::StopOnline(service)).unwrap();
 
-    // A job that holds all that the empty GPU lends, and then a service that needs half of it, in
-    // one piece: no sample shows that it was refused.
+    // A job that holds 10 GiB, and then a service that needs 8 of 15, in one piece: no sample shows
+    // that it was refused.
     let mut job = world.argv("job", 500, "8", 0);
     job.push("hold=all".into());
-    world.start_job(job);
+    let mut spec = World::spec(job);
+    spec.quota = Some(Bytes::from_gib(10));
+    world.start_job_as(spec);
     world.until("the job has all it gets", || world.job_output().contains("ready"));
     let mut argv = world.argv("service", 2_000, "16", 20_000);
     argv.push("piece=8192".into());

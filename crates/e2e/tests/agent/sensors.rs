@@ -15,7 +15,16 @@ fn without_dcgm_an_h100_is_watched_through_gpm() {
 #[test]
 #[ignore = "run inside an emulated node by without_dcgm_an_h100_is_watched_through_gpm"]
 fn inner_gpm() {
-    watched_without_dcgm(ActivitySource::Gpm);
+    let laws = tempfile::NamedTempFile::new().unwrap();
+    let name = "H100-80GB-HBM3";
+    let clocks = format!(
+        "[gpu.{name}]\nlike = 'T4'\n\
+         [gpu.{name}.clock]\nthreshold_mhz = 1200\nhighest_mhz = 1980\n\
+         [gpu.{name}.sm_clock_mhz]\nhealthy = 1050.0\nunhealthy = 900.0\noverlimit = 750.0\n"
+    );
+    fs::write(laws.path(), clocks).unwrap();
+    let settings = format!("laws = '{}'\n", laws.path().display());
+    watched_without_dcgm(ActivitySource::Gpm, &settings);
 }
 
 #[test]
@@ -26,15 +35,15 @@ fn without_dcgm_and_gpm_a_t4_is_watched_through_its_processes() {
 #[test]
 #[ignore = "run inside an emulated node by without_dcgm_and_gpm_a_t4_is_watched_through_its_processes"]
 fn inner_processes() {
-    watched_without_dcgm(ActivitySource::ProcessUtilisation);
+    watched_without_dcgm(ActivitySource::ProcessUtilisation, "");
 }
 
 /// The node has no DCGM: an idle GPU takes a job, the source is told, and activity is seen.
-fn watched_without_dcgm(source: ActivitySource) {
+fn watched_without_dcgm(source: ActivitySource, settings: &str) {
     for name in ["libdcgm.so", "libdcgm.so.4"] {
         fs::remove_file(variable("MUXFLOW_EMULATED_DIR").join("lib").join(name)).unwrap();
     }
-    let world = World::start("");
+    let world = World::start(settings);
     let status = world.wait("an idle GPU takes a job", |status| {
         status.health == HealthState::Healthy && status.placeable && status.share.is_some()
     });

@@ -39,8 +39,6 @@ pub(crate) fn inside_with(gpus: &str, name: &str) {
     let (built, child) = (emulated(), child_program());
     let interposer = xcuda();
     let worker = client("worker", &[]);
-    // The loader puts nothing into a program that it does not load.
-    let static_worker = client("worker", &["-static"]);
     let mut command = Command::new(built.join("muxflow-emulated-node"));
     command
         .args(["--gpus", gpus, "--"])
@@ -50,8 +48,7 @@ pub(crate) fn inside_with(gpus: &str, name: &str) {
         .env("MUXFLOW_TEST_FAULT", built.join("muxflow-emulated-fault"))
         .env("MUXFLOW_TEST_CHILD", child)
         .env("MUXFLOW_TEST_XCUDA", interposer)
-        .env("MUXFLOW_TEST_WORKER", worker)
-        .env("MUXFLOW_TEST_STATIC_WORKER", static_worker);
+        .env("MUXFLOW_TEST_WORKER", worker);
     let output = default_signals(&mut command).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
