@@ -280,6 +280,7 @@ fn inner_culprit() {
             let faults = [Fault::Xid(31), Fault::MpsFault].map(|f| Some(StopReason::Fault(f)));
             assert!(faults.contains(&reason), "{reason:?}");
             told.push(fail_prone);
+            world.event("it is answered", |event| matches!(event, Event::Fault { .. }));
         }
         world.end();
     }
