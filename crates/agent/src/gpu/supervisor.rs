@@ -24,7 +24,7 @@ use super::{Event, GpuShared, Order, StopReason};
 use crate::blame::Blame;
 use crate::breaker::EvictionBreaker;
 use crate::keeper::ChildProgram;
-use crate::launch::{self, Exit, Launch};
+use crate::launch::{Exit, Launch};
 use crate::logs::LogLimits;
 use crate::monitor;
 use crate::mps::daemon::MpsDaemon;
@@ -311,8 +311,7 @@ impl Supervisor {
                 None => self.restart_online_when_due(),
             }
         }
-        let unrest = self.online.as_ref().and_then(|online| online.unrest(launch::now_s()));
-        self.shared.status().unsettled = unrest.is_some();
+        self.shared.status().unsettled = self.unrest().is_some();
         if let Some(offline) = &mut self.offline {
             if offline.kill_at.is_some_and(|at| Instant::now() > at) {
                 tracing::warn!(job = %offline.job, "its stop takes too long: killing it");

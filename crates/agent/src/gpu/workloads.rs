@@ -38,7 +38,7 @@ const AGAIN: u32 = 2;
 impl Online {
     /// Why no job may be placed beside it now. A service that is not there holds no memory: what a
     /// job would be lent then, the service would lack when it comes.
-    pub(super) fn unrest(&self, now_s: u64) -> Option<String> {
+    fn unrest(&self, now_s: u64) -> Option<String> {
         let Some(running) = &self.running else {
             return Some(format!("its service {} does not run", self.service));
         };
@@ -74,6 +74,12 @@ pub fn uuid_bytes(uuid: &str) -> [u8; 16] {
 impl Supervisor {
     fn refuse<T>(&self, workload: &str, reason: impl Into<String>) -> Result<T> {
         Err(AgentError::Start { workload: workload.to_owned(), reason: reason.into() })
+    }
+
+    /// Why no job may be placed beside the service now.
+    pub(super) fn unrest(&self) -> Option<String> {
+        let online = self.online.as_ref().filter(|_| self.params.defences.eviction)?;
+        online.unrest(launch::now_s())
     }
 
     fn base_environment(&self) -> BTreeMap<String, String> {
@@ -244,7 +250,7 @@ impl Supervisor {
         if self.repair.is_some() {
             return self.refuse(name, "the GPU is disabled");
         }
-        if let Some(reason) = self.online.as_ref().and_then(|one| one.unrest(launch::now_s())) {
+        if let Some(reason) = self.unrest() {
             return self.refuse(name, reason);
         }
         let status = self.shared.status().clone();
