@@ -23,6 +23,8 @@ enum Fate {
     GoesOn,
     /// It is stopped, for a reason with this word.
     Stopped(&'static str),
+    /// What the gate leaves of it may stay, or it is stopped for a reason with this word.
+    HeldBack(&'static str),
     /// It is struck itself: it leaves by itself, or is stopped for a reason with this word before.
     Leaves(&'static str),
 }
@@ -41,7 +43,7 @@ const fn claim(job: Fate, gpu: HealthState, service_pays: bool) -> Claim {
     Claim { job, gpu, service_pays }
 }
 
-use Fate::{GoesOn, Leaves, Stopped};
+use Fate::{GoesOn, HeldBack, Leaves, Stopped};
 use HealthState::{Disabled, Healthy, Overlimit};
 
 const OFF_THE_BUS: &str = "XID 79, GPU off the bus";
@@ -76,7 +78,8 @@ const FAULTS: &[(&str, Breaks, Claim)] = &[
     (
         "clock throttled to 600 MHz",
         Breaks::Device(&["throttle", "600"]),
-        claim(Stopped("Overlimit"), Overlimit, false),
+        // A low clock counts only on a busy GPU, which it may not be at a gate nearly shut.
+        claim(HeldBack("Overlimit"), Overlimit, false),
     ),
     (
         "memory burst of somebody else, 14.5 GiB",
@@ -144,8 +147,8 @@ fn broken(name: &str, breaks: Breaks, claim: Claim) {
     }
     let status = world.agent().status(&world.gpu).unwrap();
     let served = world.served_since(at);
-    let away_ms =
-        if served.count() == 0 { WATCHED.as_millis() } else { (served.gap_us / 1000).into() };
+    let since_us = served.last_us.map_or(now_us() - at, |last| now_us() - last);
+    let away_ms = served.gap_us.max(since_us) / 1000;
     let closed = if status.offline.is_some() && status.budget == 0.0 { ", gate shut" } else { "" };
     let row = format!(
         "{} | {}.{:02} | {} | {} | {job}{closed} | {}",
@@ -157,15 +160,23 @@ fn broken(name: &str, breaks: Breaks, claim: Claim) {
         status.health
     );
     println!("MEASURED | {name} | {row} |");
+    let stays = matches!(claim.job, HeldBack(_)) && left.is_none();
     match (claim.job, left) {
         (GoesOn, left) => assert_eq!(left, None, "{name}"),
-        (Stopped(word), Some((Some(why), true))) => assert!(why.contains(word), "{name}: {why}"),
+        (HeldBack(_), None) => {
+            assert_eq!(status.health, HealthState::Unhealthy, "{name}: nothing new may come");
+        }
+        (Stopped(word) | HeldBack(word), Some((Some(why), true))) => {
+            assert!(why.contains(word), "{name}: {why}")
+        }
         (Leaves(word), Some((why, true))) => {
             assert!(why.is_none_or(|why| why.contains(word)), "{name}");
         }
         (_, left) => panic!("{name}: {left:?}"),
     }
-    assert_eq!(status.health, claim.gpu, "{name}");
+    if !stays {
+        assert_eq!(status.health, claim.gpu, "{name}");
+    }
     let harm = (served.errors + served.out_of_memory, status.online_restarts);
     assert!(claim.service_pays || harm == (0, 0), "{name}: the service noticed: {harm:?}");
     let back_us = u64::try_from(BACK_FOR.as_micros()).unwrap();

@@ -427,12 +427,13 @@ pub(crate) struct Served {
     pub(crate) errors: usize,
     /// The longest time between two served requests.
     pub(crate) gap_us: u64,
+    /// When the last request was served.
+    pub(crate) last_us: Option<u64>,
 }
 
 impl Served {
     fn read(text: &str, from_us: u64) -> Self {
         let mut served = Served::default();
-        let mut last = None;
         for line in text.lines() {
             let words: Vec<&str> = line.split(' ').collect();
             let Some(at) = words.first().and_then(|word| word.parse::<u64>().ok()) else {
@@ -444,9 +445,9 @@ impl Served {
                     // The gap that began before the moment and ended after it counts too.
                     if at >= from_us {
                         served.requests.push((latency, device));
-                        served.gap_us = served.gap_us.max(at - last.unwrap_or(at));
+                        served.gap_us = served.gap_us.max(at - served.last_us.unwrap_or(at));
                     }
-                    last = Some(at);
+                    served.last_us = Some(at);
                 }
                 _ if at < from_us => {}
                 _ if words.get(1) == Some(&"oom") => served.out_of_memory += 1,
