@@ -1,6 +1,5 @@
 //! What `muxflow up` adds to the API: services with their fronts, and the dashboard.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use muxflow_agent::agent::AgentHandle;
 use muxflow_services::executor::AgentExecutor;
 use muxflow_services::manager::ServiceManager;
 
+use crate::config::UpConfig;
 use crate::error::{ManagerError, Result};
 use crate::http::server::Extras;
 use crate::http::{dashboard, services};
@@ -21,9 +21,10 @@ pub struct Hosting {
 }
 
 impl Hosting {
-    /// Takes up the services that are written down in a state directory.
-    pub fn start(agent: &AgentHandle, state_dir: &Path) -> Result<Self> {
-        let dir = state_dir.join("services");
+    /// Takes up the services that are written down in the state directory. In shadow mode those that
+    /// run are found and served, and none is started or stopped.
+    pub fn start(agent: &AgentHandle, config: &UpConfig) -> Result<Self> {
+        let dir = config.state_dir.join("services");
         let failed = |source| ManagerError::File {
             operation: "start threads for",
             path: dir.clone(),
@@ -35,7 +36,10 @@ impl Hosting {
             .enable_all()
             .build()
             .map_err(failed)?;
-        let executor = Arc::new(AgentExecutor::new(agent.clone()));
+        let configured = config.agent.online.iter();
+        let configured = configured.map(|(_, spec)| spec.service.as_str().to_owned()).collect();
+        let shadow = config.settings.shadow;
+        let executor = Arc::new(AgentExecutor::new(agent.clone(), configured, shadow));
         let services = ServiceManager::start(executor, &dir, runtime.handle().clone())
             .map_err(|error| ManagerError::Conflict(error.to_string()))?;
         Ok(Hosting { services: Arc::new(services), runtime: Some(runtime) })

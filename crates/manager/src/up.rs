@@ -110,6 +110,30 @@ fn lock(dir: &Path) -> Result<fs::File> {
     Ok(opened)
 }
 
+/// Has the agent run the services of its configuration; in shadow mode only those that run already.
+fn start_configured(agent: &Agent, config: &UpConfig) -> Result<()> {
+    for (gpu, spec) in &config.agent.online {
+        let uuid = agent.find_gpu(gpu).map(str::to_owned).ok_or_else(|| {
+            let known = agent.gpus().join(", ");
+            let reason = format!(
+                "agent: service {}: there is no GPU `{gpu}` here; there are {known}",
+                spec.service
+            );
+            ManagerError::Config { path: "the configuration".into(), reason }
+        })?;
+        let runs = agent.status(&uuid).is_some_and(|s| s.claimed.as_ref() == Some(&spec.service));
+        if config.settings.shadow && !runs {
+            tracing::warn!(service = %spec.service, "a configured service is not started in shadow mode");
+            continue;
+        }
+        // Another service may have been found there: that one stays, and the rest goes on.
+        if let Err(error) = agent.order(&uuid, Order::StartOnline(Box::new(spec.clone()))) {
+            tracing::error!(service = %spec.service, error = %error, "a configured service was not started");
+        }
+    }
+    Ok(())
+}
+
 impl Up {
     /// Starts agent and manager. `extras` sees the agent and the manager, and adds to the server.
     pub fn start(
@@ -124,20 +148,7 @@ impl Up {
         let agent = Arc::new(Agent::start(&config.agent, child)?);
         let port: Arc<dyn NodePort> = Arc::new(AgentPort::new(Arc::clone(&agent), &config.agent));
         let (manager, wakes) = Manager::open(&store, port, config.settings.clone())?;
-        for (gpu, spec) in &config.agent.online {
-            let uuid = agent.find_gpu(gpu).map(str::to_owned).ok_or_else(|| {
-                let known = agent.gpus().join(", ");
-                let reason = format!(
-                    "agent: service {}: there is no GPU `{gpu}` here; there are {known}",
-                    spec.service
-                );
-                ManagerError::Config { path: "the configuration".into(), reason }
-            })?;
-            // Another service may have been found there: that one stays, and the rest goes on.
-            if let Err(error) = agent.order(&uuid, Order::StartOnline(Box::new(spec.clone()))) {
-                tracing::error!(service = %spec.service, error = %error, "a configured service was not started");
-            }
-        }
+        start_configured(&agent, config)?;
         let extras = extras(&agent.handle(), &manager)?;
         let loops = Loops::start(&manager, wakes, config.scheduler.clone(), store)?;
         let server = Server::start(Arc::clone(&manager), &config.listen, extras)?;
@@ -154,7 +165,8 @@ impl Up {
         &self.agent
     }
 
-    /// Stops offline work in the clean order and leaves. Services and MPS go on.
+    /// Stops offline work in the clean order and leaves. Services and MPS go on; fronts were closed by
+    /// whoever made them.
     pub fn shutdown(mut self) {
         drop(self.server.take());
         if let Some(loops) = self.loops.take() {

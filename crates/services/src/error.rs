@@ -50,6 +50,24 @@ pub enum ServiceError {
         /// Why.
         reason: String,
     },
+    /// Nothing is started or stopped in shadow mode.
+    #[error(
+        "service `{service}` has replicas, and in shadow mode none is started or stopped: leave shadow mode first"
+    )]
+    Shadow {
+        /// Which service.
+        service: String,
+    },
+    /// It cannot be written down, so it was not done.
+    #[error("service `{service}` cannot be written to {}, and stays as it was", path.display())]
+    NotWritten {
+        /// Which service.
+        service: String,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// What is remembered of services cannot be read or written.
     #[error("{}: {reason}", path.display())]
     State {

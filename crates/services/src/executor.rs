@@ -1,6 +1,6 @@
 //! The port through which replicas become processes, and the agent behind it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
@@ -20,6 +20,10 @@ pub struct Place {
     pub gpu_type: GpuType,
     /// The replica that it was given to, with its process when it runs.
     pub taken_by: Option<(String, Option<u32>)>,
+    /// What took it was declared, and not configured for the agent: a service may take its own back.
+    pub is_declared: bool,
+    /// A job is there, which a replica would have to share the GPU with.
+    pub has_job: bool,
     /// Whether something new may be put there.
     pub usable: bool,
 }
@@ -66,18 +70,24 @@ pub trait Executor: Send + Sync + 'static {
     fn stop(&self, place: &str, replica: &str) -> Result<(), ServiceError>;
     /// Tells how the replica on a place stands, again and again.
     fn tell(&self, place: &str, standing: Standing);
+    /// Nothing may be started or stopped: what runs is looked at and served, and that is all.
+    fn is_shadow(&self) -> bool {
+        false
+    }
 }
 
 /// The agent of this machine.
 #[derive(Debug, Clone)]
 pub struct AgentExecutor {
     agent: AgentHandle,
+    configured: BTreeSet<String>,
+    shadow: bool,
 }
 
 impl AgentExecutor {
-    /// Orders go to this agent.
-    pub fn new(agent: AgentHandle) -> Self {
-        AgentExecutor { agent }
+    /// Orders go to this agent; services that it is configured with are not touched.
+    pub fn new(agent: AgentHandle, configured: BTreeSet<String>, shadow: bool) -> Self {
+        AgentExecutor { agent, configured, shadow }
     }
 
     fn order(&self, place: &str, replica: &str, order: Order) -> Result<(), ServiceError> {
@@ -96,10 +106,13 @@ impl Executor for AgentExecutor {
             let status = shared.status();
             let runs = status.online.as_ref().map(|(name, pid)| (name, Some(*pid)));
             let taken_by = runs.or_else(|| status.claimed.as_ref().map(|name| (name, None)));
+            let taken_by = taken_by.map(|(name, pid)| (name.as_str().to_owned(), pid));
             Some(Place {
                 id: uuid.clone(),
                 gpu_type: shared.facts.gpu_type.clone(),
-                taken_by: taken_by.map(|(name, pid)| (name.as_str().to_owned(), pid)),
+                is_declared: taken_by.as_ref().is_some_and(|(n, _)| !self.configured.contains(n)),
+                taken_by,
+                has_job: status.offline.is_some() || shared.job().is_some(),
                 usable: status.health != HealthState::Disabled,
             })
         })
@@ -147,5 +160,9 @@ impl Executor for AgentExecutor {
             shared.latency_us.store(us(standing.latency), Ordering::Relaxed);
             shared.critical.store(standing.critical, Ordering::Relaxed);
         }
+    }
+
+    fn is_shadow(&self) -> bool {
+        self.shadow
     }
 }

@@ -7,6 +7,7 @@
 //! | it breaks off before its answer is complete | another replica, if the method is idempotent; else 502 |
 //! | it does not answer in time | 504 |
 //! | the client takes longer than a request may to send its body | 408, and the connection is closed |
+//! | it takes nothing of its answer for as long | the connection is closed: its place is for others |
 //!
 //! Bodies up to [`KEPT_BYTES`] are kept so that a request can be made again and an answer is passed on
 //! only when it is whole; larger ones are streamed, and then what was begun is not repeated.
@@ -32,6 +33,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
+use crate::patient::Patient;
 use crate::pool::{Pool, Ticket};
 use crate::upstream::{Body, Failed};
 
@@ -208,6 +210,7 @@ impl Front {
                 continue;
             };
             drop(stream.set_nodelay(true));
+            let stream = Patient::new(stream, Arc::clone(&self));
             let front = Arc::clone(&self);
             let service = service_fn(move |request| {
                 let front = Arc::clone(&front);
@@ -228,7 +231,7 @@ impl Front {
         drop(tokio::time::timeout(self.request_within(), graceful.shutdown()).await);
     }
 
-    fn request_within(&self) -> Duration {
+    pub(crate) fn request_within(&self) -> Duration {
         Duration::from_millis(self.request_within_ms.load(Ordering::Relaxed))
     }
 

@@ -7,10 +7,12 @@
 //! | [`executor`] | the port through which processes are started, and the agent behind it |
 //! | [`pool`] | the replicas of a service as the front sees them, and the choice among them |
 //! | [`front`] | HTTP/1.1 in front of the pool: balance, wait, try again |
+//! | `patient` | the connection of a client that is not waited for for ever |
 //! | [`check`] | health checks |
 //! | [`latency`] | percentiles in windows |
 //! | [`scale`] | how many replicas a load needs |
 //! | [`service`] | one service: brings what runs to what is wanted, step by step |
+//! | `service_loop` | its loop: orders, steps, what is written down of it |
 //! | [`manager`] | all services |
 //! | `state` | what is written down of them, to be found again after a restart |
 //!
@@ -28,9 +30,11 @@ pub mod executor;
 pub mod front;
 pub mod latency;
 pub mod manager;
+mod patient;
 pub mod pool;
 pub mod scale;
 pub mod service;
+mod service_loop;
 pub mod spec;
 mod state;
 mod upstream;

@@ -6,35 +6,26 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
-use muxflow_api::service::{LatencyView, ReplicaView, ServiceDeclaration, ServiceView};
-use muxflow_types::Micros;
+use muxflow_api::service::{LatencyView, ServiceDeclaration, ServiceView};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
 
 use crate::ServiceError;
 use crate::executor::Executor;
 use crate::front::{Counts, Front};
-use crate::latency::{Histogram, LatencyWindow};
+use crate::latency::LatencyWindow;
 use crate::pool::WINDOW;
 use crate::service::{self, PlaceBook, Remembered, Service};
+use crate::service_loop::{Order, ServiceLoop, front_latency, view_of};
 use crate::spec::ServiceSpec;
 use crate::state;
 
-/// Between two steps of a service.
-const STEP: Duration = Duration::from_millis(50);
-
-enum Order {
-    Declare(Box<(ServiceDeclaration, ServiceSpec)>),
-    Restart,
-    Remove,
-}
-
 struct Entry {
-    orders: mpsc::UnboundedSender<Order>,
+    orders: UnboundedSender<Order>,
     view: Arc<Mutex<ServiceView>>,
     front: Arc<Front>,
     address: SocketAddr,
@@ -103,53 +94,6 @@ impl std::fmt::Debug for ServiceManager {
     }
 }
 
-fn latency_view(recent: &Histogram, window: Micros) -> LatencyView {
-    let ms = |quantile| recent.quantile(quantile).map(|us| us.as_secs_f64() * 1e3);
-    #[expect(clippy::cast_precision_loss, reason = "counts of requests")]
-    let total = recent.total() as f64;
-    LatencyView {
-        p50_ms: ms(0.5),
-        p99_ms: ms(0.99),
-        rate_per_s: total / window.as_secs_f64().max(1e-3),
-        window_s: window.as_secs_f64(),
-    }
-}
-
-fn front_latency(front: &Front) -> LatencyView {
-    let latency = front.latency.lock().unwrap_or_else(PoisonError::into_inner);
-    latency_view(&latency.recent(service::now()), latency.length())
-}
-
-fn view_of(
-    declared: &ServiceDeclaration,
-    address: SocketAddr,
-    service: &Service,
-    front: &Front,
-) -> ServiceView {
-    let window = Micros(WINDOW.0.0 * WINDOW.1 as u64);
-    let replicas = service.replicas().into_iter().map(|(replica, pid)| ReplicaView {
-        name: replica.name.clone(),
-        gpu: replica.place.clone(),
-        state: replica.state().0.to_string(),
-        address: replica.address.to_string(),
-        pid,
-        outstanding: u64::from(replica.outstanding()),
-        latency: latency_view(&replica.recent(), window),
-    });
-    ServiceView {
-        declared: declared.clone(),
-        address: address.to_string(),
-        wanted_replicas: service.wanted(),
-        replicas: replicas.collect(),
-        to_restart: service.restarts_left(),
-        latency: front_latency(front),
-        requests_total: front.counts.requests.load(Ordering::Relaxed),
-        failed_total: front.counts.failed.load(Ordering::Relaxed),
-        retried_total: front.counts.retried.load(Ordering::Relaxed),
-        waiting_for: service.waiting_for().map(str::to_owned),
-    }
-}
-
 impl ServiceManager {
     /// Takes up what an earlier manager left in `dir`. A service that cannot be taken up is listed
     /// with the reason, and its file stays.
@@ -201,7 +145,7 @@ impl ServiceManager {
             let error = ServiceError::State { path: path.to_owned(), reason };
             return Err(left(nothing_known(&stem), Vec::new(), &error));
         }
-        let launched = self.launch(&declared, &remembered);
+        let launched = self.launch(&declared, &remembered, false);
         launched.map(drop).map_err(|error| left(declared, remembered, &error))
     }
 
@@ -217,6 +161,7 @@ impl ServiceManager {
     pub fn declare(&self, declared: &ServiceDeclaration) -> Result<SocketAddr, ServiceError> {
         let spec = ServiceSpec::new(declared)?;
         let _alone = self.declaring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sent = None;
         if let Some(entry) = self.services().get(&declared.name) {
             if entry.leaving {
                 return Err(ServiceError::Declaration {
@@ -237,28 +182,31 @@ impl ServiceManager {
                     ),
                 });
             }
-            let order = Order::Declare(Box::new((declared.clone(), spec)));
-            if entry.orders.send(order).is_ok() {
-                return Ok(entry.address);
-            }
+            let (answer, answered) = mpsc::channel();
+            let order = Order::Declare(Box::new((declared.clone(), spec)), answer);
+            sent = entry.orders.send(order).is_ok().then_some((entry.address, answered));
+        }
+        if let Some((address, answered)) = sent {
+            // Not under the lock of the list: the loop may be at its disk.
+            return match answered.recv() {
+                Ok(written) => written.map(|()| address),
+                Err(_) => Err(self.unknown(&declared.name)),
+            };
         }
         // One that was not taken up is taken up now, with the replicas that it had.
         let remembered = self.left_out().get(&declared.name).map(|left| left.remembered.clone());
-        let address = self.launch(declared, &remembered.unwrap_or_default())?;
-        let left = self.left_out().remove(&declared.name);
-        let as_declared = |left: &LeftOut| {
-            left.declared == ServiceDeclaration { port: left.declared.port, ..declared.clone() }
-        };
-        if left.is_some_and(|left| !as_declared(&left)) {
-            self.restart(&declared.name)?;
-        }
+        let address = self.launch(declared, &remembered.unwrap_or_default(), true)?;
+        self.left_out().remove(&declared.name);
         Ok(address)
     }
 
+    /// `must_write`: what is declared now is on the disk before anybody is told that it is declared.
+    /// What was there before goes on even when the disk is full.
     fn launch(
         &self,
         declared: &ServiceDeclaration,
         remembered: &[Remembered],
+        must_write: bool,
     ) -> Result<SocketAddr, ServiceError> {
         let spec = ServiceSpec::new(declared)?;
         let failed = |source| ServiceError::Listen {
@@ -274,6 +222,16 @@ impl ServiceManager {
         let mut declared = declared.clone();
         // The same port again after a restart, or clients would have to look for it.
         declared.port = address.port();
+        let path = self.dir.join(format!("{}.json", declared.name));
+        let written = state::text(&declared, remembered);
+        let written = match state::write(&path, &written) {
+            Ok(()) => Some(written),
+            Err(_) if !must_write => None,
+            Err(source) => {
+                let service = declared.name;
+                return Err(ServiceError::NotWritten { service, path, source });
+            }
+        };
         let service = Service::new(
             spec.clone(),
             Arc::clone(&self.executor),
@@ -289,7 +247,7 @@ impl ServiceManager {
         });
         let (stop_front, stopped) = watch::channel(false);
         drop(self.runtime.spawn(Arc::clone(&front).serve(listener, stopped)));
-        let (orders, received) = mpsc::unbounded_channel();
+        let (orders, received) = unbounded_channel();
         let (here, gone) = watch::channel(());
         let view = Arc::new(Mutex::new(view_of(&declared, address, &service, &front)));
         let loop_ = ServiceLoop {
@@ -298,8 +256,8 @@ impl ServiceManager {
             service,
             front: Arc::clone(&front),
             view: Arc::clone(&view),
-            path: self.dir.join(format!("{}.json", declared.name)),
-            written: None,
+            path,
+            written,
             told: false,
             _gone: here,
         };
@@ -342,8 +300,20 @@ impl ServiceManager {
             let (service, reason) = (name.to_owned(), left.error_text.clone());
             return Err(ServiceError::NotTakenUp { service, reason });
         }
+        self.refuse_in_shadow(name)?;
         let sent = self.services().get(name).map(|entry| entry.orders.send(Order::Restart).is_ok());
         if sent == Some(true) { Ok(()) } else { Err(self.unknown(name)) }
+    }
+
+    /// What would have to stop or start a replica is refused in shadow mode.
+    fn refuse_in_shadow(&self, name: &str) -> Result<(), ServiceError> {
+        let runs = |entry: &Entry| {
+            !entry.view.lock().unwrap_or_else(PoisonError::into_inner).replicas.is_empty()
+        };
+        if self.executor.is_shadow() && self.services().get(name).is_some_and(runs) {
+            return Err(ServiceError::Shadow { service: name.to_owned() });
+        }
+        Ok(())
     }
 
     /// Lets requests under way finish, stops all replicas and forgets the service. Its name is free
@@ -351,8 +321,9 @@ impl ServiceManager {
     pub async fn remove(&self, name: &str) -> Result<(), ServiceError> {
         let left = self.left_out().remove(name);
         if let Some(left) = left {
-            return self.forget(&left);
+            return self.forget(name, left);
         }
+        self.refuse_in_shadow(name)?;
         let mut gone = {
             let mut services = self.services();
             let Some(entry) = services.get_mut(name) else {
@@ -372,18 +343,28 @@ impl ServiceManager {
         Ok(())
     }
 
-    /// Stops what is known of a service that was not taken up, and removes its file.
-    fn forget(&self, left: &LeftOut) -> Result<(), ServiceError> {
-        let places = self.executor.places();
-        for replica in &left.remembered {
-            let runs = |(name, _): &(String, _)| *name == replica.name;
-            let place = places.iter().find(|place| place.id == replica.place);
-            if place.is_some_and(|place| place.taken_by.as_ref().is_some_and(runs)) {
-                self.executor.stop(&replica.place, &replica.name)?;
-            }
+    /// Stops the replicas of a service that was not taken up, and removes its file.
+    fn forget(&self, name: &str, left: LeftOut) -> Result<(), ServiceError> {
+        let forgotten = self.stop_and_forget(name, &left.path);
+        if forgotten.is_err() {
+            self.left_out().insert(name.to_owned(), left);
         }
-        std::fs::remove_file(&left.path).map_err(|e| ServiceError::State {
-            path: left.path.clone(),
+        forgotten
+    }
+
+    fn stop_and_forget(&self, name: &str, path: &Path) -> Result<(), ServiceError> {
+        for place in self.executor.places().iter().filter(|place| place.is_declared) {
+            let Some((replica, _)) = &place.taken_by else { continue };
+            if !service::is_replica_of(name, replica) {
+                continue;
+            }
+            if self.executor.is_shadow() {
+                return Err(ServiceError::Shadow { service: name.to_owned() });
+            }
+            self.executor.stop(&place.id, replica)?;
+        }
+        std::fs::remove_file(path).map_err(|e| ServiceError::State {
+            path: path.to_owned(),
             reason: format!("it cannot be removed: {e}"),
         })
     }
@@ -393,66 +374,6 @@ impl ServiceManager {
         for entry in std::mem::take(&mut *self.services()).into_values() {
             entry.stop_front.send_replace(true);
             entry.task.abort();
-        }
-    }
-}
-
-struct ServiceLoop {
-    declared: ServiceDeclaration,
-    address: SocketAddr,
-    service: Service,
-    front: Arc<Front>,
-    view: Arc<Mutex<ServiceView>>,
-    path: PathBuf,
-    written: Option<String>,
-    told: bool,
-    _gone: watch::Sender<()>,
-}
-
-impl ServiceLoop {
-    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
-        let mut beat = tokio::time::interval(STEP);
-        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                order = orders.recv() => match order {
-                    Some(Order::Declare(both)) => {
-                        let (declared, spec) = *both;
-                        let within = declared.request_within_ms;
-                        self.front.request_within_ms.store(within, Ordering::Relaxed);
-                        self.declared = ServiceDeclaration { port: self.address.port(), ..declared };
-                        self.service.declare(spec);
-                    }
-                    Some(Order::Restart) => self.service.restart(),
-                    Some(Order::Remove) => self.service.remove(),
-                    None => return,
-                },
-                _ = beat.tick() => {}
-            }
-            self.service.step(service::now());
-            self.remember();
-            let view = view_of(&self.declared, self.address, &self.service, &self.front);
-            *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
-            if self.service.is_gone() {
-                drop(std::fs::remove_file(&self.path));
-                return;
-            }
-        }
-    }
-
-    /// Writes what changed. A full disk is told once and tried again.
-    fn remember(&mut self) {
-        let text = state::text(&self.declared, &self.service.to_remember());
-        if self.written.as_ref() == Some(&text) {
-            return;
-        }
-        match state::write(&self.path, &text) {
-            Ok(()) => (self.written, self.told) = (Some(text), false),
-            Err(error) if !self.told => {
-                tracing::error!(path = %self.path.display(), error = %error, "a service cannot be written down");
-                self.told = true;
-            }
-            Err(_) => {}
         }
     }
 }

@@ -38,6 +38,12 @@ impl Scaler {
         Scaler { params, wanted, average: None, last: Micros::ZERO, low_since: None }
     }
 
+    /// Takes up where another left off with so many replicas: they stay until the load is known to be
+    /// low, as after any other fall of the load.
+    pub fn resume(&mut self, found: u32) {
+        self.wanted = found.clamp(self.params.min, self.params.max);
+    }
+
     /// Other bounds or times. What is known of the load stays: a service under load that is declared
     /// again needs its replicas as before.
     pub fn change(&mut self, params: ScaleParams) {
@@ -135,6 +141,17 @@ mod tests {
         assert_eq!(scaler.wanted(), 3);
         scaler.change(params(5, 8));
         assert_eq!(scaler.wanted(), 5);
+    }
+
+    #[test]
+    fn what_was_found_stays_until_it_has_been_calm() {
+        for (found, wanted) in [(0, 1), (3, 3), (9, 4)] {
+            let mut scaler = Scaler::new(params(1, 4));
+            scaler.resume(found);
+            assert_eq!(scaler.wanted(), wanted);
+            assert_eq!(run(&mut scaler, 1_000, 29_000, 0), wanted, "nobody has asked yet");
+            assert_eq!(run(&mut scaler, 30_000, 200_000, 0), 1);
+        }
     }
 
     #[test]

@@ -2,10 +2,14 @@
 //!
 //! Every step looks at what there is and does what is missing, so that a crash, a lost order or a GPU
 //! that goes away need no case of their own. A replica that is to leave is first taken out of the
-//! front, then finishes what it has, and only then is told to stop.
+//! front, then finishes what it has, and only then is told to stop. One that is to come is first
+//! written down and only then ordered: whoever takes up after us knows of all that may run.
+
+mod rollout;
+mod start;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,8 +26,8 @@ use crate::spec::ServiceSpec;
 /// Which replica has which GPU: shared by all services.
 pub type PlaceBook = Arc<Mutex<BTreeMap<String, String>>>;
 
-/// How long a process may take to leave after SIGTERM.
-const GRACE: Duration = Duration::from_secs(10);
+/// The address of a replica that is only waited for until it is gone.
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// After an order that failed.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// The load is averaged over this time, and must be low for the second before a replica goes.
@@ -41,12 +45,10 @@ struct Slot {
     replica: Arc<Replica>,
     phase: Phase,
     since: Instant,
-}
-
-#[derive(Debug)]
-struct Rolling {
-    old: String,
-    new: Option<String>,
+    /// [`ServiceSpec::mark`] of what it was started as; none when that is not known.
+    mark: Option<String>,
+    /// To be ordered once it is written down.
+    planned: Option<Box<ReplicaLaunch>>,
 }
 
 /// What is remembered of a replica over a restart of the manager.
@@ -58,6 +60,8 @@ pub struct Remembered {
     pub place: String,
     /// Its port.
     pub port: u16,
+    /// [`ServiceSpec::mark`] of what it was started as; files of before have none.
+    pub mark: Option<String>,
 }
 
 /// One service under way.
@@ -72,11 +76,20 @@ pub struct Service {
     scaler: Scaler,
     slots: Vec<Slot>,
     to_restart: VecDeque<String>,
-    rolling: Option<Rolling>,
+    rolling: Option<rollout::Rolling>,
     not_before: Instant,
     waiting_for: Option<String>,
+    rollout_waits: Option<String>,
     ended_rollout: Option<String>,
+    /// The replica whose order failed last, and why.
+    not_started: Option<(String, String)>,
     removed: bool,
+}
+
+impl Slot {
+    fn new(replica: Arc<Replica>, phase: Phase, mark: Option<String>) -> Self {
+        Slot { replica, phase, since: Instant::now(), mark, planned: None }
+    }
 }
 
 impl std::fmt::Debug for Service {
@@ -98,13 +111,16 @@ fn scale_params(spec: &ServiceSpec) -> ScaleParams {
     }
 }
 
-/// A port that nobody has at this moment.
-fn free_port() -> std::io::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+/// Whether a replica of this service would have such a name.
+pub fn is_replica_of(service: &str, name: &str) -> bool {
+    let rest = name.strip_prefix(service).and_then(|rest| rest.strip_prefix('-'));
+    rest.is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
 }
 
 impl Service {
-    /// Nothing runs yet but what is remembered and still there.
+    /// Nothing runs yet but what is remembered and still there. As many are wanted as are found, within
+    /// bounds, until the load is known: a restart of the manager sends nobody away. A replica that is
+    /// there and not remembered has a port that nobody knows: it is told to leave.
     pub fn new(
         spec: ServiceSpec,
         executor: Arc<dyn Executor>,
@@ -124,7 +140,9 @@ impl Service {
             rolling: None,
             not_before: Instant::now(),
             waiting_for: None,
+            rollout_waits: None,
             ended_rollout: None,
+            not_started: None,
             removed: false,
         };
         service.pool.set_slo(service.spec.slo);
@@ -135,9 +153,17 @@ impl Service {
                     && place.taken_by.as_ref().is_some_and(|(n, _)| *n == one.name)
             };
             if places.iter().any(|place| there(&place)) && service.reserve(&one.place, &one.name) {
-                service.add(&one.name, &one.place, one.port);
+                service.add(&one.name, &one.place, one.port, one.mark.clone());
                 tracing::info!(replica = one.name, gpu = one.place, "replica found running");
+                if one.mark.as_ref().is_some_and(|mark| *mark != service.spec.mark()) {
+                    // It was declared anew before the manager left, and not replaced yet.
+                    service.to_restart.push_back(one.name.clone());
+                }
             }
+        }
+        service.scaler.resume(u32::try_from(service.slots.len()).unwrap_or(u32::MAX));
+        if !service.executor.is_shadow() {
+            service.stop_unknown(&places);
         }
         service
     }
@@ -154,7 +180,27 @@ impl Service {
         }
     }
 
-    fn add(&mut self, name: &str, place: &str, port: u16) {
+    /// Tells replicas to leave that run under a name of ours and are not remembered.
+    fn stop_unknown(&mut self, places: &[Place]) {
+        for place in places.iter().filter(|place| place.is_declared) {
+            let Some((name, _)) = &place.taken_by else { continue };
+            if !is_replica_of(self.spec.name.as_str(), name) || self.has(name) {
+                continue;
+            }
+            tracing::warn!(replica = name, gpu = place.id, "runs and is not written down: stopped");
+            match self.executor.stop(&place.id, name) {
+                Ok(()) => {
+                    let replica = Arc::new(Replica::new(name, &place.id, NOWHERE));
+                    self.pool.stopping(&replica);
+                    self.book().entry(place.id.clone()).or_insert_with(|| name.clone());
+                    self.slots.push(Slot::new(replica, Phase::Ordered, None));
+                }
+                Err(error) => tracing::error!(error = %error, "a replica cannot be stopped"),
+            }
+        }
+    }
+
+    fn add(&mut self, name: &str, place: &str, port: u16, mark: Option<String>) {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let replica = Arc::new(Replica::new(name, place, address));
         self.pool.add(Arc::clone(&replica));
@@ -162,7 +208,7 @@ impl Service {
             check::watch(Arc::clone(&self.pool), Arc::clone(&replica), self.spec.health.clone());
         // It ends by itself once the replica has been told to leave.
         drop(self.runtime.spawn(check));
-        self.slots.push(Slot { replica, phase: Phase::Up, since: Instant::now() });
+        self.slots.push(Slot::new(replica, Phase::Up, mark));
     }
 
     /// Replaces every replica that runs now, one after another.
@@ -177,15 +223,7 @@ impl Service {
 
     /// Takes a new declaration; replicas are replaced when they would be started differently.
     pub fn declare(&mut self, spec: ServiceSpec) {
-        let differs = (&spec.argv, &spec.env, &spec.cwd, spec.user, &spec.gpu_type, &spec.health)
-            != (
-                &self.spec.argv,
-                &self.spec.env,
-                &self.spec.cwd,
-                self.spec.user,
-                &self.spec.gpu_type,
-                &self.spec.health,
-            );
+        let differs = spec.mark() != self.spec.mark();
         self.scaler.change(scale_params(&spec));
         self.spec = spec;
         self.pool.set_slo(self.spec.slo);
@@ -221,9 +259,10 @@ impl Service {
         u32::try_from(left).unwrap_or(u32::MAX)
     }
 
-    /// Why fewer run than wanted, or why the last rolling restart was ended.
+    /// Why fewer run than wanted, why a rolling restart waits or why the last one was ended.
     pub fn waiting_for(&self) -> Option<&str> {
-        self.waiting_for.as_deref().or(self.ended_rollout.as_deref())
+        let rollout = self.rollout_waits.as_deref().or(self.ended_rollout.as_deref());
+        self.waiting_for.as_deref().or(rollout)
     }
 
     /// What to remember.
@@ -233,6 +272,7 @@ impl Service {
             name: slot.replica.name.clone(),
             place: slot.replica.place.clone(),
             port: slot.replica.address.port(),
+            mark: slot.mark.clone(),
         })
         .collect()
     }
@@ -263,28 +303,38 @@ impl Service {
         self.slots.iter().any(|slot| slot.replica.name == name)
     }
 
-    /// One step. `places` is what the executor says now.
+    /// One step; what it plans is ordered by [`Service::order_planned`].
     pub fn step(&mut self, now: Micros) {
         let places = self.executor.places();
         self.scaler.step(now, self.pool.load());
-        self.finish_leaving(&places);
-        self.replace_broken();
-        self.roll(&places);
-        let (up, wanted) = (self.up(), self.wanted() as usize);
         self.waiting_for = None;
+        if self.executor.is_shadow() {
+            if self.up() < self.wanted() as usize {
+                self.waiting_for = Some("nothing is started in shadow mode".to_owned());
+            }
+        } else {
+            self.act(&places);
+        }
+        for slot in self.slots.iter().filter(|slot| slot.phase == Phase::Up) {
+            let latency = slot.replica.slo_latency(self.spec.slo);
+            let (slo, critical) = (self.spec.slo, self.spec.critical);
+            self.executor.tell(&slot.replica.place, Standing { latency, slo, critical });
+        }
+    }
+
+    fn act(&mut self, places: &[Place]) {
+        self.finish_leaving(places);
+        self.replace_broken();
+        self.roll(places);
+        let (up, wanted) = (self.up(), self.wanted() as usize);
         if up < wanted {
-            self.start_one(&places);
+            self.start_one(places);
         } else if up > wanted && self.rolling.is_none() && !self.removed {
             let newest = self.slots.iter().rev().find(|slot| slot.phase == Phase::Up);
             if let Some(name) = newest.map(|slot| slot.replica.name.clone()) {
                 tracing::info!(replica = name, "replica is no longer needed");
                 self.leave(&name);
             }
-        }
-        for slot in self.slots.iter().filter(|slot| slot.phase == Phase::Up) {
-            let latency = slot.replica.slo_latency(self.spec.slo);
-            let (slo, critical) = (self.spec.slo, self.spec.critical);
-            self.executor.tell(&slot.replica.place, Standing { latency, slo, critical });
         }
     }
 
@@ -320,7 +370,7 @@ impl Service {
         }
         for name in gone {
             self.pool.remove(&name);
-            self.book().retain(|_, taken_by| *taken_by != name);
+            self.release(&name);
             self.slots.retain(|slot| slot.replica.name != name);
         }
     }
@@ -337,121 +387,6 @@ impl Service {
         if let Some(name) = broken.map(|slot| slot.replica.name.clone()) {
             tracing::warn!(replica = name, "replica has been out for too long and is replaced");
             self.leave(&name);
-        }
-    }
-
-    fn roll(&mut self, places: &[Place]) {
-        match self.rolling.take() {
-            Some(Rolling { old, new: Some(new) }) if self.has(&old) && self.has(&new) => {
-                // The old one leaves once the new one serves.
-                if self.is_ready(&new) {
-                    self.leave(&old);
-                }
-                self.rolling = Some(Rolling { old, new: Some(new) });
-            }
-            Some(Rolling { old, new: Some(new) }) if self.is_up(&old) => {
-                // The new one never served: what serves now stays, and nothing else is replaced.
-                let text = format!(
-                    "the rolling restart was ended: {new} was not ready within {} s, and {old} goes on as it was; mend the declaration and declare it again",
-                    self.spec.health.restart_after.as_secs_f64()
-                );
-                tracing::error!(service = %self.spec.name, "{text}");
-                self.to_restart.clear();
-                self.ended_rollout = Some(text);
-            }
-            Some(rolling) if self.has(&rolling.old) => {
-                self.leave(&rolling.old);
-                self.rolling = Some(rolling);
-            }
-            Some(rolling) => {
-                // The old one is gone; the next waits until all others serve again.
-                let up: Vec<&Slot> = self.slots.iter().filter(|s| s.phase == Phase::Up).collect();
-                let whole = up.len() >= self.wanted() as usize
-                    && up.iter().all(|slot| slot.replica.state().0 == ReplicaState::Ready);
-                if !whole {
-                    self.rolling = Some(rolling);
-                }
-            }
-            None => {}
-        }
-        if self.rolling.is_some() {
-            return;
-        }
-        while let Some(old) = self.to_restart.pop_front() {
-            if self.has(&old) {
-                // With a free GPU the new one comes first.
-                let new = self.try_start(places).ok();
-                self.rolling = Some(Rolling { old, new });
-                return;
-            }
-        }
-    }
-
-    fn start_one(&mut self, places: &[Place]) {
-        if Instant::now() < self.not_before {
-            return;
-        }
-        if let Err(reason) = self.try_start(places) {
-            self.waiting_for = Some(reason);
-        }
-    }
-
-    fn try_start(&mut self, places: &[Place]) -> Result<String, String> {
-        let kind = self.spec.gpu_type.clone();
-        let fits = |place: &&Place| kind.as_ref().is_none_or(|kind| *kind == place.gpu_type);
-        let mut of_type = places.iter().filter(fits).peekable();
-        if of_type.peek().is_none() {
-            let kind = kind.map_or_else(|| "GPU".to_owned(), |kind| kind.to_string());
-            return Err(format!("this machine has no {kind}"));
-        }
-        let name = self.new_name();
-        let free = of_type
-            .filter(|place| place.usable && place.taken_by.is_none())
-            .find(|place| self.reserve(&place.id, &name));
-        let Some(place) = free else {
-            return Err("every GPU that fits has a service already or is disabled".into());
-        };
-        let started = free_port().map_err(|e| e.to_string()).and_then(|port| {
-            let launch = ReplicaLaunch {
-                name: name.clone(),
-                argv: self.spec.argv_on(port),
-                env: self.spec.env_on(port),
-                cwd: self.spec.cwd.clone(),
-                user: self.spec.user,
-                grace_ms: u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX),
-                slo: self.spec.slo,
-                critical: self.spec.critical,
-            };
-            self.executor.start(&place.id, &launch).map_err(|e| e.to_string())?;
-            Ok(port)
-        });
-        match started {
-            Ok(port) => {
-                tracing::info!(replica = name, gpu = place.id, port, "replica is started");
-                self.add(&name, &place.id, port);
-                Ok(name)
-            }
-            Err(reason) => {
-                self.book().retain(|_, taken_by| *taken_by != name);
-                self.not_before = Instant::now() + AGAIN_AFTER;
-                Err(reason)
-            }
-        }
-    }
-
-    /// The lowest number that is free: names stay short, and files of ended replicas are used again.
-    fn new_name(&self) -> String {
-        let book = self.book();
-        let leaves = |name: &str| self.rolling.as_ref().is_some_and(|rolling| rolling.old == name);
-        let mut number = 0_u32;
-        loop {
-            let name = format!("{}-{number}", self.spec.name);
-            let taken = book.values().any(|taken| *taken == name) || self.has(&name);
-            // The name of one that is being replaced must not come back meanwhile.
-            if !taken && !leaves(&name) && !self.to_restart.contains(&name) {
-                return name;
-            }
-            number += 1;
         }
     }
 

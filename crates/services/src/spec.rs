@@ -131,6 +131,24 @@ impl ServiceSpec {
         })
     }
 
+    /// A short mark of all that a replica is started and asked with: where it differs, a replica must
+    /// be replaced. It is written down, so it must not change from one version to the next.
+    pub fn mark(&self) -> String {
+        let HealthCheck { path, every, within, down_after, restart_after } = &self.health;
+        let mut words = vec![format!("{}", self.argv.len())];
+        words.extend(self.argv.iter().cloned());
+        words.extend(self.env.iter().map(|(name, value)| format!("{name}={value}")));
+        words.push(self.cwd.display().to_string());
+        words.push(self.user.map_or_else(String::new, |(uid, gid)| format!("{uid}:{gid}")));
+        words.push(self.gpu_type.as_ref().map_or_else(String::new, ToString::to_string));
+        let times = [every, within, restart_after].map(|time| time.as_millis());
+        words.push(format!("{path} {times:?} {down_after}"));
+        // FNV-1a.
+        let step = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        let bytes = words.iter().flat_map(|word| word.bytes().chain([0]));
+        format!("{:016x}", bytes.fold(0xcbf2_9ce4_8422_2325, step))
+    }
+
     /// Program and arguments of a replica on a port.
     pub fn argv_on(&self, port: u16) -> Vec<String> {
         self.argv.iter().map(|word| word.replace(PORT_WORD, &port.to_string())).collect()
@@ -204,6 +222,32 @@ mod tests {
         assert_eq!((spec.min_replicas, spec.max_replicas), (1, 1));
         assert_eq!(spec.argv_on(81), ["serve", "--listen", "127.0.0.1:81"]);
         assert_eq!(spec.env_on(81)["PORT"], "81");
+    }
+
+    #[test]
+    fn the_mark_changes_with_what_a_replica_is_started_with() {
+        let mark = |more: &str| {
+            declared(&format!(r#"{{"name": "r", "command": ["a", "b"]{more}}}"#)).unwrap().mark()
+        };
+        assert_eq!(mark(""), "f00a3c3c1e6c9a0f", "files of this version must be understood later");
+        for same in [r#", "slo_ms": 5"#, r#", "max_replicas": 4"#, r#", "critical": true"#] {
+            assert_eq!(mark(same), mark(""), "{same}");
+        }
+        let others = [
+            r#", "env": {"A": "1"}"#,
+            r#", "env": {"A": "2"}"#,
+            r#", "cwd": "/tmp""#,
+            r#", "gpu_type": "T4""#,
+            r#", "health": {"path": "/x"}"#,
+            r#", "health": {"every_ms": 7}"#,
+        ];
+        let mut marks: Vec<String> = others.iter().map(|more| mark(more)).collect();
+        marks.push(mark(""));
+        marks.push(declared(r#"{"name": "r", "command": ["a"], "env": {}}"#).unwrap().mark());
+        let count = marks.len();
+        marks.sort();
+        marks.dedup();
+        assert_eq!(marks.len(), count);
     }
 
     #[test]

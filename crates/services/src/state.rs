@@ -23,7 +23,9 @@ pub(crate) fn write(path: &Path, text: &str) -> std::io::Result<()> {
 pub(crate) fn text(declared: &ServiceDeclaration, replicas: &[Remembered]) -> String {
     let replicas: Vec<serde_json::Value> = replicas
         .iter()
-        .map(|r| serde_json::json!({ "name": r.name, "gpu": r.place, "port": r.port }))
+        .map(|r| {
+            serde_json::json!({ "name": r.name, "gpu": r.place, "port": r.port, "mark": r.mark })
+        })
         .collect();
     serde_json::json!({ "version": 1, "declared": declared, "replicas": replicas }).to_string()
 }
@@ -47,6 +49,7 @@ pub(crate) fn read(path: &Path) -> Result<(ServiceDeclaration, Vec<Remembered>),
             name: one["name"].as_str()?.to_owned(),
             place: one["gpu"].as_str()?.to_owned(),
             port: u16::try_from(one["port"].as_u64()?).ok()?,
+            mark: one["mark"].as_str().map(str::to_owned),
         })
     });
     Ok((declared, replicas.collect()))
@@ -62,7 +65,13 @@ mod tests {
         let path = dir.path().join("a.json");
         let declared: ServiceDeclaration =
             serde_json::from_str(r#"{"name": "a", "command": ["x"], "slo_ms": 20.5}"#).unwrap();
-        let replicas = vec![Remembered { name: "a-0".into(), place: "GPU-1".into(), port: 4242 }];
+        let one = |name: &str, mark: Option<&str>| Remembered {
+            name: name.into(),
+            place: "GPU-1".into(),
+            port: 4242,
+            mark: mark.map(str::to_owned),
+        };
+        let replicas = vec![one("a-0", None), one("a-1", Some("0123"))];
         std::fs::write(&path, text(&declared, &replicas)).unwrap();
         assert_eq!(read(&path).unwrap(), (declared, replicas));
         for text in ["{", "{\"version\": 2}", "{\"version\": 1, \"declared\": {}}"] {

@@ -2,6 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "front/restarts.rs"]
+mod restarts;
+#[path = "front/rollouts.rs"]
+mod rollouts;
+#[path = "front/world.rs"]
 mod world;
 
 use std::io::{Read, Write};
@@ -49,54 +54,6 @@ fn a_killed_replica_costs_no_request() {
 }
 
 #[test]
-fn a_rolling_restart_costs_no_request() {
-    for (gpus, replicas) in [(2, 2), (3, 2), (1, 1)] {
-        let world = World::start(gpus);
-        let more = format!(r#", "min_replicas": {replicas}, "max_replicas": {replicas}"#);
-        let front = world.declare(&more);
-        world.wait("all are ready", |view| ready(view) == replicas);
-        let before: Vec<Option<u32>> = world.view().replicas.iter().map(|r| r.pid).collect();
-        let load = Load::start(front, 4, "GET /");
-        load.wait_for(40);
-        world.manager.restart("test").unwrap();
-        world.wait("it began", |view| view.to_restart > 0);
-        world.wait("it is over", |view| view.to_restart == 0 && ready(view) == replicas);
-        load.wait_for(40);
-        let (done, failed) = load.stop();
-        let after: Vec<Option<u32>> = world.view().replicas.iter().map(|r| r.pid).collect();
-        println!("{replicas} replicas on {gpus} GPUs: {done} requests, {failed} failed");
-        assert_eq!(failed, 0, "of {done}, {replicas} replicas on {gpus} GPUs");
-        assert!(after.iter().all(|pid| !before.contains(pid)), "{before:?} {after:?}");
-    }
-}
-
-#[test]
-fn a_rollout_that_fails_leaves_what_serves_alone() {
-    let world = World::start(3);
-    let front = world.declare(r#", "min_replicas": 2, "max_replicas": 2"#);
-    world.wait("two are ready", |view| ready(view) == 2);
-    let pids = |view: &ServiceView| view.replicas.iter().map(|r| r.pid).collect::<Vec<_>>();
-    let before = pids(&world.view());
-    let load = Load::start(front, 2, "GET /");
-    let sick = r#", "min_replicas": 2, "max_replicas": 2, "env": {"SICK": "1"}"#;
-    world.manager.declare(&declaration("test", 300, sick)).unwrap();
-    world.wait("it began", |view| view.replicas.len() == 3);
-    world.wait("it is over", |view| view.to_restart == 0 && view.replicas.len() == 2);
-    let view = world.view();
-    assert_eq!(pids(&view), before, "{view:#?}");
-    let why = view.waiting_for.unwrap();
-    assert!(why.contains("test-2 was not ready within 0.3 s"), "{why}");
-    load.wait_for(40);
-    assert_eq!(load.stop().1, 0, "nobody noticed");
-    // The next declaration is carried out as any other.
-    world.declare(r#", "min_replicas": 2, "max_replicas": 2, "env": {"A": "1"}"#);
-    world.wait("replaced", |view| {
-        let fresh = pids(view).iter().all(|pid| !before.contains(pid));
-        fresh && ready(view) == 2 && view.to_restart == 0 && view.waiting_for.is_none()
-    });
-}
-
-#[test]
 fn requests_that_change_something_are_not_made_twice() {
     let world = World::start(1);
     let front = world.declare("");
@@ -123,6 +80,30 @@ fn a_client_that_sends_too_slowly_is_let_go() {
     client.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     assert_eq!(world.view().failed_total, 0, "it is not the service that failed");
+}
+
+/// As a client does that was stopped, or that lies: it asks and never reads.
+#[test]
+fn a_client_that_takes_nothing_of_its_answer_is_let_go() {
+    let world = World::start(1);
+    let front = world.declare(r#", "request_within_ms": 1000"#);
+    world.wait("ready", |view| ready(view) == 1);
+    let mut client = std::net::TcpStream::connect(front).unwrap();
+    client.write_all(b"GET /many-chunks HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    world.wait("its answer is under way", |view| view.replicas[0].outstanding == 1);
+    world.wait("it is let go", |view| view.replicas[0].outstanding == 0);
+    // What lay in the buffers is there, and then the connection ends.
+    client.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+    let (mut taken, mut buffer) = (0, vec![0; 1 << 16]);
+    let end = loop {
+        match client.read(&mut buffer) {
+            Ok(0) => break Ok(()),
+            Ok(count) => taken += count,
+            Err(error) => break Err(error.kind()),
+        }
+    };
+    assert!(matches!(end, Ok(()) | Err(std::io::ErrorKind::ConnectionReset)), "{end:?}");
+    assert!(taken < world::MANY_CHUNKS << 19, "all of it came");
 }
 
 #[test]
@@ -201,78 +182,16 @@ fn a_service_that_stands_still_reaches_the_executor() {
 }
 
 #[test]
-fn replicas_outlive_the_manager_and_are_found_again() {
-    let mut world = World::start(2);
-    let front = world.declare(r#", "min_replicas": 2, "max_replicas": 2"#);
-    world.wait("ready", |view| ready(view) == 2);
-    let before: Vec<Option<u32>> = world.view().replicas.iter().map(|r| r.pid).collect();
-    world.restart_manager();
-    world.wait("found", |view| ready(view) == 2);
-    let after: Vec<Option<u32>> = world.view().replicas.iter().map(|r| r.pid).collect();
-    assert_eq!(before, after, "nothing was started again");
-    assert_eq!(get(front, "/").0, 200, "at the same port");
-}
-
-#[test]
-fn one_that_cannot_be_taken_up_does_not_stop_the_others() {
-    let mut world = World::start(3);
-    let front = world.declare("");
-    world.manager.declare(&declaration("asked", 30_000, "")).unwrap();
+fn a_gpu_without_a_job_is_taken_first() {
+    let world = World::start(3);
+    world.executor.jobs.lock().unwrap().extend(["GPU-0".to_owned(), "GPU-2".to_owned()]);
+    world.declare(r#", "min_replicas": 1, "max_replicas": 2"#);
     world.wait("ready", |view| ready(view) == 1);
-    let asked = |world: &World| world.manager.get("asked").unwrap();
-    world::until("ready", || ready(&asked(&world)) == 1);
-    let pid = asked(&world).replicas[0].pid.unwrap();
-    world.stop_manager();
-    // Its user was deleted, one file was cut short, and one is of another program's version.
-    let file = world.dir().join("asked.json");
-    let mut state: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-    state["declared"]["user"] = "no-such-user-here".into();
-    std::fs::write(&file, state.to_string()).unwrap();
-    std::fs::write(world.dir().join("cut.json"), "{\"version\": 1, \"decl").unwrap();
-    std::fs::write(world.dir().join("newer.json"), "{\"version\": 9}").unwrap();
-    world.start_manager();
-    world.wait("the good one is found", |view| ready(view) == 1);
-    assert_eq!(get(front, "/").0, 200);
-    let says = |world: &World, name: &str| world.manager.get(name).unwrap().waiting_for.unwrap();
-    assert!(says(&world, "asked").contains("no user here"), "{}", says(&world, "asked"));
-    assert!(says(&world, "cut").contains("cut.json"), "{}", says(&world, "cut"));
-    assert!(says(&world, "newer").contains("`version` is 9"), "{}", says(&world, "newer"));
-    let error = world.manager.restart("asked").unwrap_err();
-    assert!(matches!(error, ServiceError::NotTakenUp { .. }), "{error}");
-    assert!(world.dir().join("cut.json").exists(), "files are kept");
-    world.runtime.block_on(world.manager.remove("cut")).unwrap();
-    assert!(!world.dir().join("cut.json").exists());
-    // Declared again it replaces the replica that it had, as it was started by another declaration.
-    assert!(world::is_alive(pid));
-    world.manager.declare(&declaration("asked", 30_000, "")).unwrap();
-    world::until("replaced", || {
-        let view = asked(&world);
-        ready(&view) == 1 && view.to_restart == 0 && view.replicas[0].pid != Some(pid)
-    });
-    assert!(!world::is_alive(pid));
-    assert_eq!(world.executor.running(), 2, "none was left without a service");
-    let names: Vec<_> = world.manager.list().into_iter().map(|v| v.declared.name).collect();
-    assert_eq!(names, ["asked", "newer", "test"]);
-}
-
-#[test]
-fn a_taken_port_is_told_and_not_fatal() {
-    let mut world = World::start(1);
-    let front = world.declare("");
-    world.wait("ready", |view| ready(view) == 1);
-    let pid = world.view().replicas[0].pid.unwrap();
-    world.stop_manager();
-    let other = std::net::TcpListener::bind(front).unwrap();
-    world.start_manager();
-    let why = world.view().waiting_for.unwrap();
-    assert!(why.contains("cannot listen on") && why.contains("in use"), "{why}");
-    drop(other);
-    assert_eq!(world.declare(&format!(r#", "port": {}"#, front.port())), front);
-    world.wait("served again", |view| ready(view) == 1);
-    assert_eq!(world.view().replicas[0].pid, Some(pid), "with the replica that it had");
-    world.runtime.block_on(world.manager.remove("test")).unwrap();
-    assert!(!world::is_alive(pid));
+    assert_eq!(world.view().replicas[0].gpu, "GPU-1");
+    // Where every GPU has a job, one of them is taken all the same.
+    world.declare(r#", "min_replicas": 2, "max_replicas": 2"#);
+    world.wait("both are ready", |view| ready(view) == 2);
+    assert_eq!(world.view().replicas[1].gpu, "GPU-0");
 }
 
 #[test]

@@ -18,7 +18,8 @@ pub(crate) struct UpArgs {
     /// The configuration; without one everything has its default. `config/up.toml` lists all.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Plan and report, and start, stop or move nothing.
+    /// Plan and report: no job and no replica of a service is started, stopped or moved. MPS daemons
+    /// and attach probes are started all the same.
     #[arg(long)]
     shadow: bool,
 }
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
         sys::signal_fd(&[libc::SIGTERM, libc::SIGINT]).context("cannot watch for signals")?;
     let mut hosting = None;
     let up = Up::start(&config, child_program()?, |agent, _| {
-        let hosted = hosting.insert(Hosting::start(agent, &config.state_dir)?);
+        let hosted = hosting.insert(Hosting::start(agent, &config)?);
         Ok(hosted.extras())
     })?;
     if let Some(server) = up.server() {
@@ -64,7 +65,9 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
             break;
         }
     }
-    tracing::info!("leaving: jobs are stopped in order, services go on");
+    tracing::info!(
+        "leaving: jobs are stopped in order; services go on, their ports are closed until the next start"
+    );
     drop(hosting);
     up.shutdown();
     Ok(ExitCode::SUCCESS)

@@ -24,6 +24,12 @@ impl Refusal {
         Refusal { status, problem }
     }
 
+    /// The thread that was to do it did not come to an end.
+    pub fn given_up(error: &tokio::task::JoinError) -> Self {
+        let text = format!("the request was given up: {error}");
+        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", text)
+    }
+
     /// The caller is not known.
     pub fn unauthorized(message: &str) -> Self {
         Refusal::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
@@ -95,10 +101,6 @@ pub async fn blocking<T: Send + 'static>(
 ) -> Result<T, Refusal> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result.map_err(Refusal::from),
-        Err(error) => Err(Refusal::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "failed",
-            format!("the request was given up: {error}"),
-        )),
+        Err(error) => Err(Refusal::given_up(&error)),
     }
 }

@@ -1,5 +1,6 @@
 //! Services: declare, look, restart, remove.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use axum::Json;
@@ -26,8 +27,17 @@ impl From<ServiceError> for Refusal {
                 ManagerError::Invalid { field: field.to_owned(), problem: text }.into()
             }
             ServiceError::Unknown { .. } => Refusal::new(StatusCode::NOT_FOUND, "not-found", text),
-            ServiceError::Listen { .. } | ServiceError::NotTakenUp { .. } => {
-                ManagerError::Conflict(text).into()
+            ServiceError::Listen { .. }
+            | ServiceError::NotTakenUp { .. }
+            | ServiceError::Shadow { .. } => ManagerError::Conflict(text).into(),
+            ServiceError::NotWritten { source, .. }
+                if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>
+            {
+                Refusal::new(StatusCode::INSUFFICIENT_STORAGE, "disk-full", text)
+            }
+            ServiceError::NotWritten { source, .. } => {
+                let text = format!("{text}: {source}");
+                Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", text)
             }
             _ => Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", text),
         }
@@ -73,8 +83,15 @@ async fn declare(
     // another user can have it started as that user only.
     let uid = if sys::own_uid() == 0 { caller.uid } else { sys::own_uid() };
     declared.user.get_or_insert_with(|| uid.to_string());
-    services.declare(&declared)?;
-    Ok((StatusCode::CREATED, Json(services.get(&declared.name)?)))
+    // It is on the disk before the answer goes.
+    let declaring = tokio::task::spawn_blocking(move || -> Result<ServiceView, ServiceError> {
+        services.declare(&declared)?;
+        services.get(&declared.name)
+    });
+    match declaring.await {
+        Ok(declared) => Ok((StatusCode::CREATED, Json(declared?))),
+        Err(error) => Err(Refusal::given_up(&error)),
+    }
 }
 
 /// One service.

@@ -163,7 +163,7 @@ impl<'a> Stage<'a> {
         let config = UpConfig::read(&path)?;
         let mut hosting = None;
         let up = Up::start(&config, child_program()?, |agent, _| {
-            let hosted = hosting.insert(Hosting::start(agent, &config.state_dir)?);
+            let hosted = hosting.insert(Hosting::start(agent, &config)?);
             Ok(hosted.extras())
         })?;
         let server = up.server().context("the manager does not listen")?;

@@ -1,8 +1,9 @@
 //! An executor of plain processes, a load generator and a server, for the tests of this program.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,6 +15,9 @@ use muxflow_services::ServiceError;
 use muxflow_services::executor::{Executor, Place, ReplicaLaunch, Standing};
 use muxflow_services::manager::ServiceManager;
 use muxflow_types::GpuType;
+
+/// More than all buffers between a replica and a client hold, of half a mebibyte each.
+pub(crate) const MANY_CHUNKS: usize = 128;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -31,9 +35,17 @@ type Told = BTreeMap<String, Standing>;
 /// Starts processes and, like the agent, starts them again when they die.
 pub(crate) struct Processes {
     gpus: usize,
+    dir: PathBuf,
     running: Mutex<BTreeMap<String, (ReplicaLaunch, Child)>>,
     pub(crate) told: Mutex<Told>,
     pub(crate) starts: AtomicUsize,
+    /// Replicas that were not written down when they were started.
+    pub(crate) unwritten: Mutex<Vec<String>>,
+    /// GPUs that have a job.
+    pub(crate) jobs: Mutex<BTreeSet<String>>,
+    /// Why nothing can be started.
+    pub(crate) refuses: Mutex<Option<String>>,
+    pub(crate) shadow: AtomicBool,
 }
 
 fn spawn(launch: &ReplicaLaunch) -> Child {
@@ -68,12 +80,24 @@ impl Executor for Processes {
             let id = format!("GPU-{index}");
             let taken_by =
                 running.get(&id).map(|(launch, child)| (launch.name.clone(), Some(child.id())));
-            Place { id, gpu_type: GpuType::new("T4").unwrap(), taken_by, usable: true }
+            let has_job = self.jobs.lock().unwrap().contains(&id);
+            let (gpu_type, is_declared) = (GpuType::new("T4").unwrap(), taken_by.is_some());
+            Place { id, gpu_type, taken_by, is_declared, has_job, usable: true }
         };
         (0..self.gpus).map(place).collect()
     }
 
     fn start(&self, place: &str, launch: &ReplicaLaunch) -> Result<(), ServiceError> {
+        assert!(!self.is_shadow(), "nothing is started in shadow mode");
+        if let Some(reason) = self.refuses.lock().unwrap().clone() {
+            return Err(ServiceError::Executor { replica: launch.name.clone(), reason });
+        }
+        let (service, _) = launch.name.rsplit_once('-').unwrap();
+        let text = std::fs::read_to_string(self.dir.join(format!("{service}.json")));
+        let text = text.unwrap_or_default();
+        if !text.contains(&format!(r#""name":{:?}"#, launch.name)) || !text.contains(place) {
+            self.unwritten.lock().unwrap().push(format!("{}: {text}", launch.name));
+        }
         self.starts.fetch_add(1, Ordering::Relaxed);
         let before =
             self.running.lock().unwrap().insert(place.into(), (launch.clone(), spawn(launch)));
@@ -82,6 +106,7 @@ impl Executor for Processes {
     }
 
     fn stop(&self, place: &str, replica: &str) -> Result<(), ServiceError> {
+        assert!(!self.is_shadow(), "nothing is stopped in shadow mode");
         let (launch, mut child) = self.running.lock().unwrap().remove(place).unwrap();
         assert_eq!(launch.name, replica);
         signal(child.id(), libc::SIGTERM);
@@ -91,6 +116,10 @@ impl Executor for Processes {
 
     fn tell(&self, place: &str, standing: Standing) {
         self.told.lock().unwrap().insert(place.into(), standing);
+    }
+
+    fn is_shadow(&self) -> bool {
+        self.shadow.load(Ordering::Relaxed)
     }
 }
 
@@ -145,9 +174,14 @@ impl World {
         let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
         let executor = Arc::new(Processes {
             gpus,
+            dir: dir.path().to_owned(),
             running: Mutex::default(),
             told: Mutex::default(),
             starts: AtomicUsize::new(0),
+            unwritten: Mutex::default(),
+            jobs: Mutex::default(),
+            refuses: Mutex::default(),
+            shadow: AtomicBool::new(false),
         });
         let stop = Arc::new(AtomicBool::new(false));
         let (inside, stopped) = (Arc::clone(&executor), Arc::clone(&stop));
@@ -165,6 +199,26 @@ impl World {
         self.dir.path()
     }
 
+    /// What is written down of `test`.
+    pub(crate) fn written(&self) -> serde_json::Value {
+        let text = std::fs::read_to_string(self.dir().join("test.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// Changes what is written down of `test`, while no manager runs.
+    pub(crate) fn rewrite(&self, edit: impl FnOnce(&mut serde_json::Value)) {
+        let mut value = self.written();
+        edit(&mut value);
+        std::fs::write(self.dir().join("test.json"), value.to_string()).unwrap();
+    }
+
+    /// The processes of its replicas, in order.
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        let mut pids: Vec<u32> = self.view().replicas.iter().filter_map(|r| r.pid).collect();
+        pids.sort_unstable();
+        pids
+    }
+
     pub(crate) fn restart_manager(&mut self) {
         self.stop_manager();
         self.start_manager();
@@ -176,12 +230,9 @@ impl World {
 
     pub(crate) fn stop_manager(&mut self) {
         self.manager.shutdown();
-        let dir = self.dir.path().to_owned();
         // The port is free once the front has seen that it is to close.
         until("the front closes", || {
-            let text = std::fs::read_to_string(dir.join("test.json")).unwrap();
-            let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-            let port = u16::try_from(value["declared"]["port"].as_u64().unwrap()).unwrap();
+            let port = u16::try_from(self.written()["declared"]["port"].as_u64().unwrap()).unwrap();
             TcpStream::connect(("127.0.0.1", port)).is_err()
         });
     }
@@ -335,10 +386,14 @@ fn answer(stream: TcpStream, posts: &AtomicU64) -> std::io::Result<()> {
             }
             "/healthz" => "ok".into(),
             "/big" => "z".repeat(3 << 20),
-            "/chunks" => {
-                let chunk = format!("{:x}\r\n{}\r\n", 1 << 19, "z".repeat(1 << 19)).repeat(6);
+            "/chunks" | "/many-chunks" => {
                 let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
-                stream.write_all(format!("{head}{chunk}0\r\n\r\n").as_bytes())?;
+                stream.write_all(head.as_bytes())?;
+                let chunk = format!("{:x}\r\n{}\r\n", 1 << 19, "z".repeat(1 << 19));
+                for _ in 0..if path == "/chunks" { 6 } else { MANY_CHUNKS } {
+                    stream.write_all(chunk.as_bytes())?;
+                }
+                stream.write_all(b"0\r\n\r\n")?;
                 continue;
             }
             "/length" => body.len().to_string(),
