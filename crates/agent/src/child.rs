@@ -7,6 +7,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::error::AgentError;
 use crate::keeper;
 use crate::mps::probe;
 
@@ -29,6 +30,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn keep(dir: &std::path::Path) -> ExitCode {
     match keeper::run(dir, std::io::stdout()) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(AgentError::Unstartable { reason, .. }) => {
+            complain(&format!("{} {reason}", keeper::UNSTARTABLE))
+        }
         Err(error) => {
             let mut text = error.to_string();
             let mut source = std::error::Error::source(&error);

@@ -31,6 +31,14 @@ pub enum AgentError {
         /// What is wrong and what would be right.
         reason: String,
     },
+    /// A program or directory with which a workload cannot be started anywhere on this node.
+    #[error("cannot start {workload}: {reason}")]
+    Unstartable {
+        /// Which.
+        workload: String,
+        /// The program, the directory, and what is wrong with them.
+        reason: String,
+    },
     /// A workload of that name is there already.
     #[error("{workload} runs already as process {pid}; stop it first")]
     RunsAlready {

@@ -28,6 +28,8 @@ use crate::sys::{self, ChildSetup, Ended, OomScore};
 
 /// First word that a keeper says when its workload runs.
 pub const STARTED: &str = "started";
+/// And when its program can be started nowhere on this node.
+pub const UNSTARTABLE: &str = "unstartable";
 
 const TICK: Duration = Duration::from_millis(500);
 const STOP_TICK: Duration = Duration::from_millis(5);
@@ -140,15 +142,27 @@ fn start(files: &WorkloadDir, launch: &Launch) -> Result<ProcessKey> {
         .stdin(Stdio::null())
         .stdout(logs::open(&files.log_file("stdout"))?)
         .stderr(logs::open(&files.log_file("stderr"))?);
-    let child = sys::with_setup(&mut command, setup)
-        .spawn()
-        .map_err(|error| failed(format!("`{program}` in {}: {error}", launch.cwd.display())))?;
+    let child = sys::with_setup(&mut command, setup).spawn().map_err(|error| {
+        let reason = format!("`{program}` in {}: {error}", launch.cwd.display());
+        match is_its_own_fault(&error) {
+            true => AgentError::Unstartable { workload: launch.name.clone(), reason },
+            false => failed(reason),
+        }
+    })?;
     ProcessKey::of(child.id()).ok_or_else(|| failed("it was gone at once".into()))
 }
 
 /// Everything below this process, which reaps what its workload leaves behind.
 fn below_us() -> std::io::Result<Vec<u32>> {
     process::below(std::process::id())
+}
+
+/// Errors that lie in the program or the directory. Others are the node's, and pass: no process or no
+/// memory can be had, a disk does not answer.
+fn is_its_own_fault(error: &std::io::Error) -> bool {
+    use libc::{E2BIG, EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOEXEC, ENOTDIR};
+    let own = [E2BIG, EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOEXEC, ENOTDIR];
+    error.raw_os_error().is_some_and(|number| own.contains(&number))
 }
 
 struct Keeper {
@@ -261,6 +275,19 @@ pub enum Answer {
     Started(u32),
     /// It does not, for this reason.
     Failed(String),
+    /// It cannot, for this reason, which lies in its program or its directory.
+    Unstartable(String),
+}
+
+impl Answer {
+    /// What went wrong with a workload that does not run.
+    pub fn into_error(self, workload: String) -> AgentError {
+        match self {
+            Answer::Unstartable(reason) => AgentError::Unstartable { workload, reason },
+            Answer::Failed(reason) => AgentError::Start { workload, reason },
+            Answer::Started(pid) => AgentError::RunsAlready { workload, pid },
+        }
+    }
 }
 
 /// Reads the answer of a keeper, for at most `limit`.
@@ -288,8 +315,12 @@ pub fn read_answer(mut from: impl Read + AsRawFd, limit: Duration) -> Answer {
     let text = String::from_utf8_lossy(&text);
     let line = text.trim();
     let pid = line.strip_prefix(STARTED).and_then(|rest| rest.trim().parse().ok());
+    let unstartable = line.strip_prefix(UNSTARTABLE).map(str::trim);
     match pid {
         Some(pid) => Answer::Started(pid),
+        None if unstartable.is_some() => {
+            Answer::Unstartable(unstartable.unwrap_or_default().to_owned())
+        }
         None if line.is_empty() => Answer::Failed("the keeper left without a word".into()),
         None => Answer::Failed(line.to_owned()),
     }

@@ -90,8 +90,13 @@ pub const RUN_VARIABLE: &str = "MUXFLOW_RUN";
 impl Launch {
     /// Which start of the workload this is; 0 when nobody counts.
     pub fn run_number(&self) -> u64 {
-        self.env.get(RUN_VARIABLE).and_then(|number| number.parse().ok()).unwrap_or(0)
+        run_number(&self.env)
     }
+}
+
+/// Which start of a workload an environment is for; 0 when nobody counts.
+pub(crate) fn run_number(env: &BTreeMap<String, String>) -> u64 {
+    env.get(RUN_VARIABLE).and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
 /// Which processes a workload is.

@@ -114,10 +114,12 @@ impl Runner {
         launch::write(&files.launch_file(), &launch)?;
         let (mut child, answer) = self.start_keeper(&files)?;
         let run = match answer {
-            Answer::Failed(reason) => Err(reason),
             Answer::Started(_) => launch::read::<Run>(&files.run_file())
-                .map_err(|error| error.to_string())
-                .and_then(|run| run.ok_or_else(|| "its keeper left no run.json".into())),
+                .map_err(|error| Answer::Failed(error.to_string()))
+                .and_then(|run| {
+                    run.ok_or_else(|| Answer::Failed("its keeper left no run.json".into()))
+                }),
+            failed => Err(failed),
         };
         match run {
             Ok(run) => {
@@ -125,10 +127,10 @@ impl Runner {
                 running.child = Some(child);
                 Ok(running)
             }
-            Err(reason) => {
+            Err(failed) => {
                 take_back(&launch, &mut child);
                 drop(fs::remove_file(files.launch_file()));
-                Err(AgentError::Start { workload: launch.name, reason })
+                Err(failed.into_error(launch.name))
             }
         }
     }

@@ -14,12 +14,15 @@ use muxflow_types::{HealthState, JobId, Micros};
 
 use crate::clock;
 use crate::error::Result;
-use crate::lifecycle::{End, Happening};
-use crate::manager::Manager;
+use crate::lifecycle::{End, Happening, Wish};
+use crate::manager::{Manager, advance, wish};
 use crate::views;
 
 /// A job that a GPU refused is not offered again before this.
 const AFTER_REFUSAL: Micros = Micros::from_secs(2);
+
+/// Why a job with a deadline has failed.
+pub const DEADLINE_PASSED: &str = "its deadline has passed";
 
 /// How a run ended, in the words of the life cycle and for people.
 pub fn end_of(exit: &Exit, reason: Option<&StopReason>, may_retry: bool) -> (End, String) {
@@ -28,20 +31,31 @@ pub fn end_of(exit: &Exit, reason: Option<&StopReason>, may_retry: bool) -> (End
         (None, Some(signal)) => format!("ended by signal {signal}"),
         (None, None) => "nobody saw how it ended".to_owned(),
     };
-    if exit.out_of_memory {
-        let text = format!("out of host memory ({natural})");
-        return (End::Failed { retry: may_retry }, text);
-    }
     if exit.code == Some(0) && exit.is_by_itself() {
         return (End::Finished, natural);
     }
     let asked = reason.filter(|reason| !matches!(reason, StopReason::Shutdown));
+    // The kernel may have killed a child that the program did without, or one that was told to leave.
+    if exit.out_of_memory && exit.code != Some(0) && exit.stop.is_none() && asked.is_none() {
+        let text = format!("out of host memory ({natural})");
+        return (End::Failed { retry: may_retry }, text);
+    }
     match (asked, exit.stop) {
         (Some(reason), _) => (End::Stopped, format!("stopped: {reason}")),
         (None, Some(_)) => (End::Stopped, "stopped: the manager left".to_owned()),
         (None, None) if exit.code.is_none() && exit.signal.is_none() => (End::Stopped, natural),
         (None, None) => (End::Failed { retry: may_retry }, natural),
     }
+}
+
+/// One failure more: the next try comes later, or never.
+fn count_failure(row: &mut JobRow, now: Micros, retry: &RetryParams) {
+    let mut history = FailureHistory::restore(row.failures, row.last_failure);
+    let seed = u64::try_from(row.number).unwrap_or(0);
+    row.not_before = history.fail(now, retry, seed);
+    row.failures += 1;
+    row.last_failure = now;
+    row.fail_prone |= history.is_fail_prone(now, retry);
 }
 
 fn told(kind: &'static str, gpu: &str, job: Option<&JobId>, text: String) -> NewEvent {
@@ -66,34 +80,77 @@ impl Manager {
         retry: &RetryParams,
     ) -> Result<Option<JobRow>> {
         let Some(row) = self.store().job(job)? else { return Ok(None) };
-        if exit.run != 0 && exit.run != row.run {
-            return Ok(None);
-        }
-        let submit = views::submit_of(&row)?;
-        let (end, words) = end_of(exit, reason, row.failures < submit.retries);
-        let now = clock::now();
-        self.step(job, Happening::Ended(end), |row| {
-            row.reason = if row.cancel { format!("{} ({words})", row.reason) } else { words };
+        let retries = views::submit_of(&row)?.retries;
+        let run = if exit.run == 0 { row.run } else { exit.run };
+        let how = |row: &JobRow| end_of(exit, reason, row.failures < retries);
+        self.end_run(job, run, retry, how, |row| {
             row.exit_code = exit.code;
             row.exit_signal = exit.signal;
             row.fail_prone |= fail_prone;
-            if matches!(end, End::Failed { .. }) {
-                let mut history = FailureHistory::restore(row.failures, row.last_failure);
-                let seed = u64::try_from(row.number).unwrap_or(0);
-                row.not_before = history.fail(now, retry, seed);
-                row.failures += 1;
-                row.last_failure = now;
-                row.fail_prone |= history.is_fail_prone(now, retry);
-            }
         })
     }
 
-    /// A run never began.
-    pub fn run_refused(&self, job: &JobId, why: &str) -> Result<Option<JobRow>> {
+    /// A run that never began because of its own program or directory: that is a failure of the job.
+    pub fn run_unstartable(
+        &self,
+        job: &JobId,
+        run: u64,
+        why: &str,
+        retry: &RetryParams,
+    ) -> Result<Option<JobRow>> {
+        let Some(row) = self.store().job(job)? else { return Ok(None) };
+        let retries = views::submit_of(&row)?.retries;
+        let how = |row: &JobRow| {
+            let end = End::Failed { retry: row.failures < retries };
+            (end, format!("could not be started: {why}"))
+        };
+        self.end_run(job, run, retry, how, |_| {})
+    }
+
+    /// Ends a run, if that is the one that the job is at: asked where nobody can begin another.
+    fn end_run(
+        &self,
+        job: &JobId,
+        run: u64,
+        retry: &RetryParams,
+        how: impl FnOnce(&JobRow) -> (End, String),
+        edit: impl FnOnce(&mut JobRow),
+    ) -> Result<Option<JobRow>> {
         let now = clock::now();
-        self.step(job, Happening::Refused, |row| {
-            row.reason = format!("could not be started: {why}");
-            row.not_before = now.saturating_add(AFTER_REFUSAL);
+        self.change(|change| {
+            let Some(mut row) = change.job(job)?.filter(|row| row.run == run) else {
+                return Ok(None);
+            };
+            let (end, words) = how(&row);
+            let stepped = advance(change, &mut row, Happening::Ended(end), now, |row| {
+                row.reason = match (wish(row, now), end) {
+                    (Wish::Cancel, _) => format!("{} ({words})", row.reason),
+                    (Wish::Expire, End::Stopped | End::Failed { .. }) => {
+                        format!("{DEADLINE_PASSED} ({words})")
+                    }
+                    (Wish::Expire | Wish::None, _) => words,
+                };
+                edit(row);
+                if matches!(end, End::Failed { .. }) {
+                    count_failure(row, now, retry);
+                }
+            })?;
+            Ok(stepped.then_some(row))
+        })
+    }
+
+    /// A run never began, through no fault of the job.
+    pub fn run_refused(&self, job: &JobId, run: u64, why: &str) -> Result<Option<JobRow>> {
+        let now = clock::now();
+        self.change(|change| {
+            let Some(mut row) = change.job(job)?.filter(|row| row.run == run) else {
+                return Ok(None);
+            };
+            let stepped = advance(change, &mut row, Happening::Refused, now, |row| {
+                row.reason = format!("could not be started: {why}");
+                row.not_before = now.saturating_add(AFTER_REFUSAL);
+            })?;
+            Ok(stepped.then_some(row))
         })
     }
 
@@ -111,8 +168,12 @@ impl Manager {
                     Ok(())
                 })?;
             }
-            Event::JobRefused { job, reason } => {
-                self.run_refused(&job, &reason)?;
+            Event::JobRefused { job, run, unstartable, reason } => {
+                if unstartable {
+                    self.run_unstartable(&job, run, &reason, retry)?;
+                } else {
+                    self.run_refused(&job, run, &reason)?;
+                }
                 self.wake(format!("{job} was refused"));
             }
             Event::JobEnded { job, exit, reason, fail_prone, .. } => {
@@ -216,7 +277,7 @@ impl Manager {
                 row.reason = "stopped: the manager left".to_owned();
             })?;
         } else {
-            self.run_refused(&row.id, otherwise)?;
+            self.run_refused(&row.id, row.run, otherwise)?;
         }
         Ok(())
     }
@@ -253,8 +314,16 @@ mod tests {
         // Gone before it was told: it is done.
         saved.steps = vec![step(Step::Drain), step(Step::Release)];
         assert_eq!(end(&saved, Some(StopReason::Asked)), End::Finished);
-        let oom = Exit { out_of_memory: true, ..exit(None, Some(9), None) };
-        assert_eq!(end(&oom, None), retry);
+        let oom = |exit: Exit| Exit { out_of_memory: true, ..exit };
+        assert_eq!(end(&oom(exit(None, Some(9), None)), None), retry);
+        assert_eq!(end(&oom(exit(None, Some(9), None)), Some(StopReason::Shutdown)), retry);
+        // A child was killed, and the program did without it; or it was told to leave meanwhile.
+        assert_eq!(end(&oom(exit(Some(0), None, None)), None), End::Finished);
+        let health = Some(StopReason::Health("GPU is Overlimit".into()));
+        assert_eq!(end(&oom(exit(None, Some(9), asked)), health.clone()), End::Stopped);
+        assert_eq!(end(&oom(exit(Some(1), None, asked)), None), End::Stopped);
+        let (_, words) = end_of(&oom(exit(Some(1), None, None)), None, true);
+        assert_eq!(words, "out of host memory (exit code 1)");
         assert_eq!(end_of(&exit(Some(1), None, None), None, false).0, End::Failed { retry: false });
     }
 }

@@ -2,8 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should say where")]
 
+#[path = "loop/profiler.rs"]
+mod profiler;
 mod support;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,13 +19,12 @@ use muxflow_manager::manager::Settings;
 use muxflow_manager::node::NodePort;
 use muxflow_manager::scheduler::admit::ProfilerSettings;
 use muxflow_manager::scheduler::record::replay;
-use muxflow_manager::scheduler::watch::Watch;
 use muxflow_manager::scheduler::{Scheduler, SchedulerSettings};
 use muxflow_manager::up::Loops;
 use muxflow_manager::user::Caller;
 use muxflow_policy::node::fault::Fault;
 use muxflow_policy::retry::RetryParams;
-use muxflow_types::{Bytes, GpuType, HealthState, JobId, Micros};
+use muxflow_types::{Bytes, GpuId, HealthState, JobId, Micros};
 use support::{FakeNode, gpu};
 
 struct World {
@@ -86,6 +88,21 @@ impl World {
         })
     }
 
+    /// Waits until all events that were sent before are written down.
+    fn heard(&self, gpu: &GpuId) {
+        let last = self.manager.reader().last_event().unwrap();
+        self.node.send(gpu, Event::Alert("heard".into()));
+        let told = || {
+            let events = self.manager.reader().events(last, None, 1_000).unwrap();
+            events.iter().any(|event| event.text == "heard")
+        };
+        let deadline = Instant::now() + Duration::from_secs(40);
+        while !told() {
+            assert!(Instant::now() < deadline, "events are not read");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn exit(&self, id: &JobId, code: i32) {
         let run = self.manager.job(id.as_str()).unwrap().run;
         self.node.end(id, Exit { code: Some(code), run, ..Exit::unknown() }, None);
@@ -145,6 +162,24 @@ fn a_job_that_fails_is_tried_as_often_as_it_may() {
 }
 
 #[test]
+fn a_program_that_cannot_be_started_fails_its_job_and_a_gpu_that_refuses_does_not() {
+    let world = world(1, Settings::default());
+    world.node.refuse(Some((true, "`pyhton` in /: No such file or directory")));
+    let id = world.submit(|submit| submit.retries = 1);
+    let ended = world.wait(&id, "failed for good", |job| job.state.is_final());
+    assert_eq!((ended.state, ended.run, ended.failures), (JobState::Failed, 2, 2), "{ended:?}");
+    assert!(ended.reason.contains("`pyhton`"), "{ended:?}");
+    let runs = world.manager.detail(id.as_str()).unwrap().runs;
+    assert!(runs.len() == 2 && runs.iter().all(|run| run.outcome.contains("pyhton")), "{runs:?}");
+    // The GPU's own reasons pass, and are not held against the job.
+    world.node.refuse(Some((false, "the GPU is Unhealthy")));
+    let id = world.submit(|_| {});
+    world.wait(&id, "refused", |job| job.reason.contains("Unhealthy"));
+    world.node.refuse(None);
+    assert_eq!(world.runs(&id).failures, 0);
+}
+
+#[test]
 fn evicted_work_comes_back_and_cancelled_work_does_not() {
     let world = world(2, Settings::default());
     let id = world.submit(|_| {});
@@ -160,8 +195,13 @@ fn evicted_work_comes_back_and_cancelled_work_does_not() {
     world
         .node
         .send(&gpu, Event::JobEnded { job, exit: old, reason, requeue: false, fail_prone: false });
-    std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(world.manager.job(id.as_str()).unwrap().state, JobState::Running);
+    for unstartable in [false, true] {
+        let (job, reason) = (id.clone(), "it came late".to_owned());
+        world.node.send(&gpu, Event::JobRefused { job, run: 1, unstartable, reason });
+    }
+    world.heard(&gpu);
+    let job = world.manager.job(id.as_str()).unwrap();
+    assert_eq!((job.state, job.run, job.failures), (JobState::Running, 2, 0), "{job:?}");
     world.manager.cancel(&world.caller, id.as_str()).unwrap();
     let ended = world.wait(&id, "cancelled", |job| job.state.is_final());
     assert_eq!(ended.state, JobState::Cancelled);
@@ -217,43 +257,6 @@ fn nothing_starts_when_a_pause_comes_in_the_middle_of_a_cycle() {
     manager.set_paused(&operator, false).unwrap();
     scheduler.cycle("test", true).unwrap();
     assert!(node.running().contains_key(&id));
-}
-
-#[test]
-fn a_job_that_is_not_alone_has_no_profile_of_its_own() {
-    let (_dir, node, scheduler) = by_hand(ProfilerSettings::default());
-    let manager = Arc::clone(&scheduler.manager);
-    let mut watch = Watch::new(Arc::clone(&scheduler));
-    let t4 = GpuType::new("T4").unwrap();
-    let mut measure = |program: &str, comes: &dyn Fn()| {
-        let id = submit_to(&manager, program);
-        node.launched(0);
-        scheduler.cycle("test", true).unwrap();
-        assert_eq!(manager.job(id.as_str()).unwrap().state, JobState::Profiling);
-        node.launched(1_000);
-        watch.look().unwrap();
-        comes();
-        node.launched(1_100);
-        watch.look().unwrap();
-        let job = manager.job(id.as_str()).unwrap();
-        assert_eq!(job.state, JobState::Running, "{job:?}");
-        let workload = manager.row(id.as_str()).unwrap().workload;
-        let profile = manager.reader().profile(&workload, &t4).unwrap();
-        node.change(0, |gpu| (gpu.online, gpu.outside_mps) = (None, Vec::new()));
-        node.end(&id, Exit { code: Some(0), run: job.run, ..Exit::unknown() }, None);
-        let exit = Exit { code: Some(0), run: job.run, ..Exit::unknown() };
-        let retry = &scheduler.settings.retry;
-        manager.run_ended(&id, &exit, None, false, retry).unwrap();
-        (profile, job.reason)
-    };
-    let (profile, reason) = measure("/bin/alone", &|| {});
-    assert!(profile.unwrap().solo_time.is_some(), "{reason}");
-    let service = || node.change(0, |sight| sight.online = gpu(0, Some("web")).online);
-    let (profile, reason) = measure("/bin/beside-a-service", &service);
-    assert!(profile.is_none() && reason.contains("no longer alone"), "{profile:?} {reason}");
-    let stranger = || node.change(0, |sight| sight.outside_mps = vec![4711]);
-    let (profile, reason) = measure("/bin/beside-a-stranger", &stranger);
-    assert!(profile.is_none() && reason.contains("no longer alone"), "{profile:?} {reason}");
 }
 
 #[test]
@@ -340,8 +343,10 @@ fn a_deadline_ends_what_waits_and_what_runs() {
     for id in [&runs, &waits] {
         let ended = world.wait(id, "expired", |job| job.state.is_final());
         assert_eq!(ended.state, JobState::Failed);
-        assert!(ended.reason.contains("deadline") || ended.reason.contains("stopped"), "{ended:?}");
+        assert!(ended.reason.contains("deadline has passed"), "{ended:?}");
     }
+    let ended = world.manager.job(runs.as_str()).unwrap();
+    assert_eq!(ended.reason, "its deadline has passed (stopped: asked)");
 }
 
 #[test]
@@ -357,6 +362,61 @@ fn shadow_mode_starts_nothing_and_reports() {
     assert!(!plan.applied && plan.plan.contains("start"), "{}", plan.plan);
     assert!(world.node.running().is_empty());
     assert_eq!(world.manager.job(id.as_str()).unwrap().state, JobState::Queued);
+}
+
+/// In shadow mode a job whose deadline passes stays where it is: nothing was there to run it.
+#[test]
+fn shadow_mode_ends_nothing() {
+    let world = world(1, Settings { shadow: true, ..Settings::default() });
+    let id = world.submit(|submit| submit.deadline_s = Some(1));
+    let passed = world.manager.row(id.as_str()).unwrap().deadline.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(40);
+    while world.manager.plan().is_none_or(|plan| plan.at_us <= passed.0) {
+        assert!(Instant::now() < deadline, "no plan was made after its deadline");
+        world.manager.wake("look again");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(world.manager.job(id.as_str()).unwrap().state, JobState::Queued);
+}
+
+/// Something happens all the time, and the interval's plan is made all the same.
+#[test]
+fn the_interval_comes_however_much_happens() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = FakeNode::new(dir.path(), vec![gpu(0, Some("web"))]);
+    let store = dir.path().join("state.db");
+    let (manager, wakes) = Manager::open(&store, node as _, Settings::default()).unwrap();
+    let (interval, restart_cost) = (Micros::from_millis(300), Micros::from_millis(1));
+    let settings = SchedulerSettings { interval, restart_cost, ..scheduler() };
+    let scheduler = Scheduler { manager: Arc::clone(&manager), settings, speeds: Arc::default() };
+    let leave = std::sync::atomic::AtomicBool::new(false);
+    let is_left = || leave.load(std::sync::atomic::Ordering::Acquire);
+    // The planner has something to do at every event.
+    submit_to(&manager, "/bin/train");
+    submit_to(&manager, "/bin/train");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_left() {
+                manager.wake("something happens");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        let (planning, leave) = (&scheduler, &leave);
+        scope.spawn(move || planning.run(&wakes, leave));
+        let deadline = Instant::now() + Duration::from_secs(40);
+        let (mut moves, mut others) = (BTreeSet::new(), BTreeSet::new());
+        while (moves.len() < 3 || others.is_empty()) && Instant::now() < deadline {
+            if let Some(plan) = manager.plan() {
+                let is_of_interval = plan.max_disruption_pct > 0.0;
+                assert_eq!(is_of_interval, plan.cause == "interval", "{}", plan.cause);
+                if is_of_interval { &mut moves } else { &mut others }.insert(plan.at_us);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        leave.store(true, std::sync::atomic::Ordering::Release);
+        assert!(moves.len() >= 3 && !others.is_empty(), "{moves:?} {others:?}");
+    });
 }
 
 #[test]

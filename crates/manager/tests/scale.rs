@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use muxflow_agent::launch::Exit;
-use muxflow_api::cluster::PlanView;
+use muxflow_api::cluster::{PlanView, Summary};
 use muxflow_api::jobs::{JobList, JobState, Submitted};
 use muxflow_manager::Manager;
 use muxflow_manager::client::{Client, Place};
@@ -33,7 +33,8 @@ fn milliseconds(times: &mut [Duration], part: usize, of: usize) -> f64 {
     times[(times.len() * part / of).min(times.len() - 1)].as_secs_f64() * 1e3
 }
 
-fn run(jobs: usize, gpus: u32) {
+/// `most_mib` bounds what jobs, plans and answers may take together.
+fn run(jobs: usize, gpus: u32, most_mib: u64) {
     let dir = tempfile::tempdir().unwrap();
     let before_mib = resident_mib();
     let services = ["web", "search", "ads", "rank"];
@@ -110,6 +111,20 @@ fn run(jobs: usize, gpus: u32) {
     }
     let page: JobList = client.get("/v1/jobs?state=running&limit=1").unwrap();
     assert_eq!(page.items[0].state, JobState::Running);
+    // What ended was replaced, each by one plan or another, and nothing was lost or made up.
+    let ended = running.len().min(80);
+    let deadline = Instant::now() + Duration::from_secs(300);
+    loop {
+        let summary: Summary = client.get("/v1/summary").unwrap();
+        let of = |state: JobState| summary.jobs.get(state.as_str()).copied().unwrap_or(0);
+        let counts = (of(JobState::Running), of(JobState::Done), of(JobState::Queued));
+        let left = jobs - ended - gpus as usize;
+        if counts == (u64::from(gpus), ended as u64, left as u64) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{counts:?} of {jobs} jobs on {gpus} GPUs");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     loops.stop();
     println!("BENCH | jobs × GPUs | {jobs} × {gpus} |");
     println!("BENCH | submissions per second, one job each, one caller | {single_rate:.0} |");
@@ -130,15 +145,17 @@ fn run(jobs: usize, gpus: u32) {
         resident_mib()
     );
     assert!(plan.findings.is_empty(), "{:?}", plan.findings);
+    let more_mib = resident_mib().saturating_sub(before_mib);
+    assert!(more_mib <= most_mib, "{more_mib} MiB for {jobs} jobs and {gpus} GPUs");
 }
 
 #[test]
 fn a_full_queue_is_planned_and_answers() {
-    run(400, 40);
+    run(400, 40, 192);
 }
 
 #[test]
 #[ignore = "run by cargo xtask bench manager"]
 fn large() {
-    run(10_000, 1_000);
+    run(10_000, 1_000, 1_024);
 }

@@ -27,7 +27,7 @@ use crate::breaker::Ground;
 use crate::cgroup::Limits;
 use crate::control_block::{ControlBlock, JobCounts};
 use crate::error::{AgentError, Result};
-use crate::launch::Exit;
+use crate::launch::{self, Exit};
 use crate::monitor::nvml::GpuFacts;
 use crate::monitor::{ActivitySource, Monitor};
 use crate::stop::StopLimits;
@@ -74,6 +74,13 @@ pub struct OfflineSpec {
     pub quota: Option<Bytes>,
     /// How long each step of its stop may take.
     pub stop: StopLimits,
+}
+
+impl OfflineSpec {
+    /// Which start of the job this is; 0 when nobody counts.
+    pub fn run_number(&self) -> u64 {
+        launch::run_number(&self.env)
+    }
 }
 
 /// Why offline work is stopped.
@@ -200,6 +207,10 @@ pub enum Event {
     JobRefused {
         /// Which.
         job: JobId,
+        /// Which start of it; 0 when nobody counts.
+        run: u64,
+        /// Its own program or directory is to blame: no other GPU would start it either.
+        unstartable: bool,
         /// Why.
         reason: String,
     },

@@ -23,6 +23,7 @@ use super::serving::ServerSeen;
 use super::{Event, GpuShared, Order, StopReason};
 use crate::blame::Blame;
 use crate::breaker::EvictionBreaker;
+use crate::error::AgentError;
 use crate::keeper::ChildProgram;
 use crate::launch::{Exit, Launch};
 use crate::logs::LogLimits;
@@ -219,11 +220,12 @@ impl Supervisor {
             Order::StartOnline(spec) => self.start_online(&spec),
             Order::StopOnline(service) => self.stop_online(&service),
             Order::StartOffline(spec) => {
-                let job = spec.job.clone();
                 if let Err(error) = self.start_offline(&spec) {
+                    let (job, run) = (spec.job.clone(), spec.run_number());
+                    let unstartable = matches!(error, AgentError::Unstartable { .. });
                     let reason = error.to_string();
-                    tracing::warn!(gpu = self.uuid(), job = %job, reason, "job refused");
-                    self.tell(Event::JobRefused { job, reason });
+                    tracing::warn!(gpu = self.uuid(), job = %job, run, reason, "job refused");
+                    self.tell(Event::JobRefused { job, run, unstartable, reason });
                 }
             }
             Order::Attach(spec, answer) => self.answer_attach(&spec, &answer),

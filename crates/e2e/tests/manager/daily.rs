@@ -39,6 +39,16 @@ fn inner_daily() {
     let waited = world.muxflow(&["wait", bad.trim()]);
     assert!(!waited.status.success());
     assert!(String::from_utf8_lossy(&waited.stdout).contains("exit code 7"));
+    // So does one whose program is not there; it is not tried for ever.
+    let typo = world.must(&["submit", "--", "/usr/bin/pyhton", "train.py"]);
+    let waited = world.muxflow(&["wait", typo.trim()]);
+    assert!(!waited.status.success());
+    let text = String::from_utf8_lossy(&waited.stdout).into_owned();
+    assert!(
+        text.contains("could not be started: ") && text.contains("`/usr/bin/pyhton`"),
+        "{text}"
+    );
+    assert_eq!(world.job(typo.trim()).run, 1);
     // Two GPUs are not to be had.
     let two = world.muxflow(&["submit", "--gpus", "2", "--", "true"]);
     let words = String::from_utf8_lossy(&two.stderr).into_owned();

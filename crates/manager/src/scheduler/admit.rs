@@ -10,6 +10,7 @@ use muxflow_types::{GpuId, GpuType, HealthState, Micros, WorkloadName};
 
 use super::Scheduler;
 use crate::clock;
+use crate::ends::DEADLINE_PASSED;
 use crate::error::Result;
 use crate::lifecycle::Happening;
 use crate::manager::advance;
@@ -81,7 +82,7 @@ impl Scheduler {
                 continue;
             }
             let stepped = self.manager.step(&row.id, Happening::Expire, |row| {
-                row.reason = "its deadline has passed".to_owned();
+                row.reason = DEADLINE_PASSED.to_owned();
             })?;
             if let Some(row) = stepped {
                 self.manager.stop_on_node(&row);

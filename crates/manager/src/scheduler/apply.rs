@@ -12,7 +12,7 @@ use muxflow_store::events::NewEvent;
 use muxflow_store::jobs::JobRow;
 use muxflow_types::{Bytes, Change, ClusterPlan, ClusterSnapshot, SmCount, SmShare};
 
-use super::Scheduler;
+use super::{INTERVAL, Scheduler};
 use crate::clock;
 use crate::error::Result;
 use crate::lifecycle::Happening;
@@ -73,7 +73,7 @@ impl Scheduler {
             .map_err(|error| error.in_full())
             .and_then(|spec| self.manager.node.start(gpu, spec));
         if let Err(why) = ordered {
-            self.manager.run_refused(&row.id, &why)?;
+            self.manager.run_refused(&row.id, row.run, &why)?;
         }
         Ok(())
     }
@@ -82,7 +82,7 @@ impl Scheduler {
     pub fn apply(&self, snapshot: &ClusterSnapshot, plan: &ClusterPlan, cause: &str) -> Result<()> {
         let changes = plan.assignments.iter().filter(|a| a.change != Change::Stay).count();
         let shadow = self.manager.settings.shadow;
-        if changes > 0 || !plan.evictions.is_empty() || cause == "interval" {
+        if changes > 0 || !plan.evictions.is_empty() || cause == INTERVAL {
             let word =
                 if shadow { "would start, restart or move" } else { "starts, restarts or moves" };
             self.manager.tell(NewEvent {

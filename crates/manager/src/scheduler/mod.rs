@@ -32,6 +32,9 @@ use speeds::Speeds;
 /// Events that come close together make one plan.
 const GATHER: Duration = Duration::from_millis(50);
 
+/// The cause of plans that may move jobs.
+const INTERVAL: &str = "interval";
+
 /// What the scheduler is held to.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SchedulerSettings {
@@ -101,9 +104,9 @@ impl Scheduler {
         let mut took = Duration::ZERO;
         while !leave.load(Ordering::Acquire) {
             let wait = next.saturating_duration_since(Instant::now());
-            let (cause, may_move) = match wakes.recv_timeout(wait) {
+            let cause = match wakes.recv_timeout(wait) {
                 Ok(Wake::Leave) | Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) => ("interval".to_owned(), true),
+                Err(RecvTimeoutError::Timeout) => INTERVAL.to_owned(),
                 Ok(Wake::Event(cause)) => {
                     // Planning never takes more than half of the time.
                     std::thread::sleep(GATHER.max(took));
@@ -112,11 +115,14 @@ impl Scheduler {
                         return;
                     }
                     match more.len() {
-                        0 => (cause, false),
-                        count => (format!("{cause} and {count} more"), false),
+                        0 => cause,
+                        count => format!("{cause} and {count} more"),
                     }
                 }
             };
+            // Whatever woke it: where something always happens, no wait would ever run out.
+            let may_move = Instant::now() >= next;
+            let cause = if may_move { INTERVAL.to_owned() } else { cause };
             if may_move {
                 next = Instant::now() + interval;
             }
@@ -130,7 +136,9 @@ impl Scheduler {
 
     /// One cycle: admit, plan, lint, write down, carry out.
     pub fn cycle(&self, cause: &str, may_move: bool) -> Result<()> {
-        self.expire()?;
+        if !self.manager.settings.shadow {
+            self.expire()?;
+        }
         if self.manager.is_paused() {
             return Ok(());
         }

@@ -28,6 +28,7 @@ pub(crate) struct FakeNode {
     events: Mutex<Receiver<(String, Event)>>,
     next_look: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     launches: Mutex<u32>,
+    refuses: Mutex<Option<(bool, String)>>,
 }
 
 pub(crate) fn gpu(index: u32, service: Option<&str>) -> GpuSight {
@@ -81,7 +82,13 @@ impl FakeNode {
             events: Mutex::new(events),
             next_look: Mutex::new(None),
             launches: Mutex::new(0),
+            refuses: Mutex::new(None),
         })
+    }
+
+    /// Starts are refused from now on, because of the program or for another reason; or no more.
+    pub(crate) fn refuse(&self, why: Option<(bool, &str)>) {
+        *self.refuses.lock().unwrap() = why.map(|(own, text)| (own, text.to_owned()));
     }
 
     /// The job has launched its one kernel so often.
@@ -96,6 +103,10 @@ impl FakeNode {
 
     pub(crate) fn running(&self) -> BTreeMap<JobId, GpuId> {
         self.running.lock().unwrap().clone()
+    }
+
+    pub(crate) fn add(&self, sight: GpuSight) {
+        self.gpus.lock().unwrap().push(sight);
     }
 
     pub(crate) fn change(&self, index: usize, change: impl FnOnce(&mut GpuSight)) {
@@ -138,6 +149,11 @@ impl NodePort for FakeNode {
     }
 
     fn start(&self, gpu: &GpuId, spec: OfflineSpec) -> Result<(), String> {
+        if let Some((unstartable, reason)) = self.refuses.lock().unwrap().clone() {
+            let (run, job) = (spec.run_number(), spec.job);
+            self.send(gpu, Event::JobRefused { job, run, unstartable, reason });
+            return Ok(());
+        }
         self.running.lock().unwrap().insert(spec.job.clone(), gpu.clone());
         for sight in self.gpus.lock().unwrap().iter_mut().filter(|sight| sight.gpu == *gpu) {
             sight.offline = Some((spec.job.clone(), JobCounts::default()));
