@@ -77,9 +77,26 @@ pub(crate) fn interposer() -> PathBuf {
     target().join("xcuda/libxcuda.so")
 }
 
+/// What a clean build may take.
+const CLEAN_BUILD_CPU_MIN: u32 = 15;
+
+/// CPU time of all processes that this one started and waited for, and of those that these did.
+fn children_cpu_s() -> f64 {
+    // SAFETY: all zero is a usage of nothing, and the call writes to the one that it is given.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage);
+        usage
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+}
+
 /// Builds, lays out and packs; prints the path of the tarball.
 pub(crate) fn run(args: &DistArgs) -> anyhow::Result<()> {
+    let before_s = children_cpu_s();
     let built = build(&args.profile)?;
+    let build_s = children_cpu_s() - before_s;
     let name = format!("muxflow-{}-{}-linux", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
     let out = if args.out.is_absolute() { args.out.clone() } else { root().join(&args.out) };
     let tree = out.join(&name);
@@ -118,5 +135,9 @@ pub(crate) fn run(args: &DistArgs) -> anyhow::Result<()> {
     )?;
     let bytes = fs::metadata(&tarball)?.len();
     println!("{} ({:.1} MB)", tarball.display(), bytes as f64 / 1e6);
+    println!(
+        "the build took {:.1} CPU-minutes; `cargo clean` first shows what a clean one takes (at most {CLEAN_BUILD_CPU_MIN})",
+        build_s / 60.0
+    );
     Ok(())
 }

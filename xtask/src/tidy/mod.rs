@@ -3,6 +3,7 @@
 mod edges;
 mod files;
 mod prose;
+mod tools;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +17,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let root = root();
     let tracked = tracked_files(&root)?;
     let mut findings = edges::check(&root)?;
+    findings.extend(tools::check(&root)?);
     findings.extend(files::check(&root, &tracked)?);
     findings.extend(prose::check(&root, &tracked)?);
     if findings.is_empty() {

@@ -13,5 +13,6 @@ mod fuzz;
 mod kills;
 mod moves;
 mod outside;
+mod services;
 mod users;
 mod world;
