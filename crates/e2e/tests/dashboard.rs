@@ -19,6 +19,35 @@ use muxflow_e2e::browser::{self, Browser};
 use muxflow_e2e::build::{must, products, xcuda};
 
 const LONG: Duration = Duration::from_secs(120);
+/// How light the page is, the colours of its charts, and every visible text whose contrast to what is
+/// behind it is below 4.5, the limit of WCAG 2.2 (criterion 1.4.3, level AA) for text of this size.
+const CONTRAST: &str = r"(() => {
+  const parse = (text) => (text.match(/[\d.]+/g) ?? []).map(Number);
+  const light = ([r, g, b]) => {
+    const part = (value) => { const s = value / 255; return s <= 0.04045 ? s / 12.92 : ((s + 0.055) / 1.055) ** 2.4; };
+    return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
+  };
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = parse(getComputedStyle(at).backgroundColor);
+      if (color.length === 3 || color[3] > 0.99) return color;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  let texts = 0;
+  for (const element of document.body.querySelectorAll('*')) {
+    const own = [...element.childNodes].filter((n) => n.nodeType === 3).map((n) => n.data.trim()).join('');
+    const box = element.getBoundingClientRect();
+    if (!own || element.closest('svg, [hidden], .skip') || !box.width || box.right < 0) continue;
+    texts += 1;
+    const [a, b] = [light(parse(getComputedStyle(element).color)), light(behind(element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) poor.push(`${own.slice(0, 30)}: ${ratio.toFixed(2)}`);
+  }
+  const fill = (name) => getComputedStyle(document.querySelector(name)).fill;
+  return { poor, texts, back: light(behind(document.body)), colors: [fill('.a-online'), getComputedStyle(document.body).color] };
+})()";
 const TOKEN: &str = "a-token-of-this-test";
 
 /// `muxflow up` inside an emulated node, with everything it may leave behind.
@@ -226,9 +255,19 @@ fn the_page_shows_what_runs_and_can_be_used_by_keyboard_on_a_small_screen() {
         "latency is held against the SLO",
         "/of 120 ms/.test(document.getElementById('service-list').innerText)",
     );
-    world.fault(&["--gpu", "0", "throttle", "600"]);
-    page.wait("an eviction is on the time line",
-        "/eviction/.test(document.getElementById('event-list').innerText) || /Overlimit/.test(document.getElementById('event-list').innerText)");
+    // A GPU with a service and a job: a throttled clock makes the job leave it.
+    page.wait(
+        "a job is beside a service",
+        "[...document.querySelectorAll('#pairing-list tbody tr')].some((row) => row.cells[1].innerText !== 'none')",
+    );
+    let paired = page.value(
+        "[...document.querySelectorAll('#pairing-list tbody tr')].find((row) => row.cells[1].innerText !== 'none').cells[0].innerText",
+    );
+    let gpu = paired.as_str().unwrap().trim_start_matches("GPU ").to_owned();
+    world.fault(&["--gpu", &gpu, "throttle", "600"]);
+    page.wait("an eviction is on the time line", &format!(
+        "[...document.querySelectorAll('#event-list li')].some((row) => row.children[1]?.innerText === 'eviction' && row.children[2].innerText.startsWith('GPU {gpu}: job-'))"
+    ));
     // By keyboard: from the skip link through the sections to the charts and filters.
     page.value("document.activeElement.blur()");
     let mut visited = Vec::new();
@@ -243,12 +282,21 @@ fn the_page_shows_what_runs_and_can_be_used_by_keyboard_on_a_small_screen() {
         "charts can be read by key: {visited:?}"
     );
     assert!(visited.iter().any(|at| at.contains("kind-")), "filters can be reached: {visited:?}");
-    for (width, dark) in [(1200, true), (360, false)] {
+    let mut backs = Vec::new();
+    for (width, dark) in [(1200, false), (1200, true), (360, false), (360, true)] {
         page.appear(width, 800, dark);
+        let seen = page.value(CONTRAST);
+        assert_eq!(seen["poor"], serde_json::json!([]), "hard to read, dark: {dark}");
+        assert!(seen["texts"].as_u64().unwrap() > 50, "{seen}");
+        let light = seen["back"].as_f64().unwrap();
+        assert!(if dark { light < 0.1 } else { light > 0.8 }, "dark: {dark}, {seen}");
+        backs.push(seen["colors"].clone());
         let wide = page
             .value("document.documentElement.scrollWidth - document.documentElement.clientWidth");
         assert_eq!(wide, 0, "nothing is wider than {width} pixels");
     }
+    assert_ne!(backs[0], backs[1], "dark has other colours");
+    assert_eq!((&backs[0], &backs[1]), (&backs[2], &backs[3]), "whatever the size of the screen");
     assert!(page.errors.is_empty(), "{:#?}", page.errors);
 }
 

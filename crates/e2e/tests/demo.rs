@@ -2,22 +2,27 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use muxflow_e2e::build::{products, xcuda};
 use muxflow_e2e::default_signals;
 
 /// A temporary directory of its own, so that what is left behind is seen.
-fn demo(seconds: u32, dir: &tempfile::TempDir) -> Child {
+fn demo(seconds: u32, dir: &tempfile::TempDir, out: Stdio) -> Child {
     default_signals(&mut Command::new(products().join("muxflow")))
         .args(["demo", "--seconds", &seconds.to_string()])
         .arg("--json")
         .arg(dir.path().join("result.json"))
         .env("TMPDIR", dir.path())
         .env("MUXFLOW_XCUDA", xcuda())
-        .stdout(Stdio::piped())
+        .stdout(out)
         .stderr(Stdio::piped())
         .spawn()
         .unwrap()
@@ -52,16 +57,63 @@ fn left_behind(pid: u32, dir: &tempfile::TempDir) -> Vec<String> {
     left
 }
 
+/// A terminal of 40 lines of 120 characters: the end that a person looks at, and the program's.
+fn terminal() -> (OwnedFd, OwnedFd) {
+    let (mut ours, mut theirs) = (-1, -1);
+    let size = libc::winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: two integers and a size to read from, no name, no settings.
+    let made = unsafe {
+        libc::openpty(&mut ours, &mut theirs, std::ptr::null_mut(), std::ptr::null(), &size)
+    };
+    assert_eq!(made, 0, "no terminal: {}", std::io::Error::last_os_error());
+    // SAFETY: both were opened just now and belong to nobody else.
+    unsafe { (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) }
+}
+
+/// All that a program wrote to a terminal, once it has closed it.
+fn shown(from: OwnedFd) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let (mut screen, mut text, mut buffer) = (File::from(from), Vec::new(), [0; 4096]);
+        // A terminal whose other end is closed reads as an error.
+        while let Ok(count) = screen.read(&mut buffer) {
+            if count == 0 {
+                break;
+            }
+            text.extend_from_slice(&buffer[..count]);
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    })
+}
+
+/// The live view: frames drawn over each other, each a table of all GPUs, and the day goes on in them.
+fn check_frames(text: &str) {
+    let frames: Vec<&str> = text.split("F\x1b[J").skip(1).collect();
+    let clocks: BTreeSet<&str> = frames
+        .iter()
+        .filter_map(|frame| frame.split(" of the day").next()?.split("· ").last())
+        .filter(|clock| clock.len() == 5)
+        .collect();
+    assert!(frames.len() > 20 && clocks.len() > 10, "{} frames: {clocks:?}", frames.len());
+    let busy = frames.iter().filter(|frame| {
+        let gpus = (0..4).all(|gpu| frame.contains(&format!("\n  {gpu}    ")));
+        gpus && frame.contains("SM activity") && frame.contains('█') && frame.contains("train-")
+    });
+    assert!(busy.count() > 5, "no frame shows four GPUs with jobs: {:?}", frames.last());
+}
+
 #[test]
 fn the_demo_shows_what_protection_is_worth() {
     let dir = tempfile::tempdir().unwrap();
-    let child = demo(12, &dir);
+    let (ours, theirs) = terminal();
+    let child = demo(12, &dir, theirs.into());
     let pid = child.id();
+    let screen = shown(ours);
     let output = child.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
+    let text = screen.join().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}\n{text}\n{errors}", output.status);
     assert!(text.contains("without protection") && text.contains("errors contained"), "{text}");
+    check_frames(&text);
     let json = std::fs::read_to_string(dir.path().join("result.json")).unwrap();
     let phases: serde_json::Value = serde_json::from_str(&json).unwrap();
     let [alone, with, without] = [0, 1, 2].map(|index| &phases[index]);
@@ -69,7 +121,7 @@ fn the_demo_shows_what_protection_is_worth() {
     let failed = |phase: &serde_json::Value| -> u64 {
         phase["services"].as_array().unwrap().iter().map(|s| s["failed"].as_u64().unwrap()).sum()
     };
-    println!("{text}");
+    println!("{}", text.rsplit("\x1b[J").next().unwrap());
     assert_eq!(number(alone, "iterations"), 0.0);
     assert!(number(with, "iterations") > 0.0 && number(without, "iterations") > 0.0, "{json}");
     assert!(number(with, "sm_activity_pct") > number(alone, "sm_activity_pct"), "{json}");
@@ -87,7 +139,7 @@ fn ctrl_c_at_any_moment_leaves_nothing() {
     let drawn = u64::from(std::time::UNIX_EPOCH.elapsed().unwrap().subsec_micros() % 1_500);
     for after_ms in [drawn / 10, 100 + drawn, 7_000 + drawn, 22_000 + drawn] {
         let dir = tempfile::tempdir().unwrap();
-        let mut child = demo(8, &dir);
+        let mut child = demo(8, &dir, Stdio::piped());
         let pid = child.id();
         std::thread::sleep(Duration::from_millis(after_ms));
         assert!(child.try_wait().unwrap().is_none(), "over after {after_ms} ms already");
@@ -102,5 +154,10 @@ fn ctrl_c_at_any_moment_leaves_nothing() {
         let text = String::from_utf8_lossy(&output.stdout);
         assert_eq!(left_behind(pid, &dir), Vec::<String>::new(), "after {after_ms} ms: {text}");
         println!("interrupted after {after_ms} ms: {:?}", output.status);
+        // Without a terminal there are plain lines, and nothing is drawn over.
+        assert!(!text.contains('\x1b'), "{text}");
+        if after_ms > 22_000 {
+            assert!(text.contains("| GPU 0 ") && text.contains(" p99 "), "{text}");
+        }
     }
 }
