@@ -1,9 +1,15 @@
 //! The tarball, unpacked elsewhere: everything is in it, and it works with no setting that says where
 //! things are.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and says what it skips"
+)]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -159,4 +165,48 @@ fn the_tarball_works_where_it_is_unpacked() {
     assert!(waited.status.success(), "{}\n{}", text(&waited), log());
     let described = text(&muxflow(&tree, &up.run, &["describe", &id]));
     assert!(described.contains("done"), "{described}");
+    drop(up);
+    without_root(&tree, dir.path());
+}
+
+/// A user that no machine gives anything to.
+const SOMEBODY: u32 = 65_534;
+
+/// The demo of somebody who is not root and may make no control groups: it says what it does without,
+/// and shows all it has to show.
+fn without_root(tree: &Path, dir: &Path) {
+    if muxflow_agent::sys::own_uid() != 0 {
+        println!("SKIPPED: run the tests as root to see the demo run as another user");
+        assert!(std::env::var_os("CI").is_none(), "CI runs as root");
+        return;
+    }
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+    let theirs = dir.join("theirs");
+    fs::create_dir(&theirs).unwrap();
+    std::os::unix::fs::chown(&theirs, Some(SOMEBODY), Some(SOMEBODY)).unwrap();
+    let result = theirs.join("result.json");
+    let output = Command::new(tree.join("bin/muxflow"))
+        .args(["demo", "--seconds", "5", "--json"])
+        .arg(&result)
+        .env_remove("MUXFLOW_XCUDA")
+        .env("TMPDIR", &theirs)
+        .env("HOME", &theirs)
+        .current_dir(&theirs)
+        .uid(SOMEBODY)
+        .gid(SOMEBODY)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = text(&output);
+    assert!(output.status.success(), "{}: {said}", output.status);
+    for lacking in ["no cgroup to track processes", "no memory cgroup", "no cpuset cgroup"] {
+        assert!(said.contains(&format!("NOTE: {lacking}")), "{said}");
+    }
+    assert!(said.contains("by affinity") && said.contains("walking its descendants"), "{said}");
+    assert!(said.contains("errors contained"), "{said}");
+    let phases: serde_json::Value = serde_json::from_slice(&fs::read(&result).unwrap()).unwrap();
+    assert!(phases[1]["iterations"].as_f64().unwrap() > 0.0, "jobs ran all the same: {phases}");
+    fs::remove_file(&result).unwrap();
+    let left: Vec<PathBuf> = fs::read_dir(&theirs).unwrap().flatten().map(|e| e.path()).collect();
+    assert_eq!(left, Vec::<PathBuf>::new(), "it left something behind");
 }
