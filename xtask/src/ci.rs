@@ -16,12 +16,15 @@ pub(crate) fn root() -> PathBuf {
 /// Programs that the tests start, and the Debian package of each.
 const TOOLS: &[(&str, &[&str], &str)] = &[
     ("cc", &["--version"], "gcc"),
+    ("buildah", &["--version"], "buildah"),
     ("c++", &["--version"], "g++"),
     ("chromium", &["--version"], "chromium"),
     ("git", &["--version"], "git"),
+    ("man", &["--version"], "man-db"),
     ("python3", &["-c", "import venv, ensurepip"], "python3-venv"),
     ("python3", &["-c", PYTHON_HEADERS], "python3-dev"),
     ("runc", &["--version"], "runc"),
+    ("systemd-analyze", &["--version"], "systemd"),
 ];
 
 /// Succeeds where C extensions can be compiled.

@@ -30,6 +30,9 @@ pub(crate) struct DistArgs {
     /// Directory for the tarball.
     #[arg(long, default_value = "target/dist")]
     out: PathBuf,
+    /// Fail when the build takes more CPU time; for a build of everything, `cargo clean` first.
+    #[arg(long, value_name = "MINUTES")]
+    limit_cpu_min: Option<f64>,
 }
 
 /// What goes into `lib/muxflow` beside the interposer.
@@ -136,8 +139,32 @@ pub(crate) fn run(args: &DistArgs) -> anyhow::Result<()> {
     let bytes = fs::metadata(&tarball)?.len();
     println!("{} ({:.1} MB)", tarball.display(), bytes as f64 / 1e6);
     println!(
-        "the build took {:.1} CPU-minutes; `cargo clean` first shows what a clean one takes (at most {CLEAN_BUILD_CPU_MIN})",
+        "the build took {:.1} CPU-minutes; `cargo clean` and `--limit-cpu-min {CLEAN_BUILD_CPU_MIN}` hold a clean one to what it may take",
         build_s / 60.0
     );
+    within(build_s, args.limit_cpu_min)
+}
+
+/// Whether a build took no longer than it may.
+fn within(build_s: f64, limit_cpu_min: Option<f64>) -> anyhow::Result<()> {
+    let Some(limit_min) = limit_cpu_min else { return Ok(()) };
+    let took_min = build_s / 60.0;
+    ensure!(
+        took_min <= limit_min,
+        "the build took {took_min:.1} CPU-minutes, more than {limit_min}; `cargo build --timings` shows where they went"
+    );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_that_takes_too_long_fails_where_it_is_held_to_it() {
+        assert!(within(60.0 * 60.0, None).is_ok());
+        assert!(within(14.9 * 60.0, Some(15.0)).is_ok());
+        let error = within(15.2 * 60.0, Some(15.0)).unwrap_err().to_string();
+        assert!(error.contains("15.2 CPU-minutes, more than 15"), "{error}");
+    }
 }

@@ -19,6 +19,10 @@ mod soak;
 mod tidy;
 mod workbench;
 
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 
 /// Tasks of the MuxFlow project.
@@ -58,7 +62,7 @@ enum Task {
     Image(image::ImageArgs),
     /// Print the tables of docs/reliability.md: defences on and off, bursts, every fault.
     Reliability(reliability::ReliabilityArgs),
-    /// Long forms of the tests: killed clients of an emulated GPU, signals to a job beside a
+    /// Long forms of the tests: the whole demo in its time, killed clients of an emulated GPU, signals to a job beside a
     /// service, minutes of watching a GPU, and 200 processes of one job three times.
     Soak(soak::SoakArgs),
     /// A real Kubernetes control plane for tests and for trying things.
@@ -70,7 +74,27 @@ enum Task {
     Tidy,
 }
 
+/// `cargo run` tells this program about its own package. Build scripts that ask for these variables
+/// (ring's does) would then run again under every cargo that is started here, and again when a person
+/// types `cargo build`: so this program starts itself once more without them.
+fn forget_own_package() -> anyhow::Result<()> {
+    let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let names: Vec<String> = names.filter(|name| told(name)).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let own = std::env::current_exe().context("cannot find out where this program is")?;
+    let mut again = Command::new(own);
+    again.args(std::env::args_os().skip(1));
+    for name in names {
+        again.env_remove(name);
+    }
+    Err(again.exec()).context("cannot start this program again")
+}
+
 fn main() -> anyhow::Result<std::process::ExitCode> {
+    forget_own_package()?;
     match Xtask::parse().task {
         Task::Bench { area } => bench::run(area),
         Task::Calibrate { check } => {

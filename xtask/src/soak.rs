@@ -16,6 +16,9 @@ pub(crate) struct SoakArgs {
     /// SIGTERM and SIGINT to a job in the middle of work, beside a service that must lose nothing.
     #[arg(long, default_value_t = 1000)]
     signals: u32,
+    /// Bursts of traffic, each of which must shut the gate.
+    #[arg(long, default_value_t = 3)]
+    bursts: u32,
     /// Minutes of watching a GPU, in which the memory of the agent must stay flat.
     #[arg(long, default_value_t = 10)]
     minutes: u32,
@@ -31,10 +34,17 @@ pub(crate) struct SoakArgs {
     /// Leave them out.
     #[arg(long)]
     without_chaos: bool,
+    /// Seconds that the demo may take; 0 leaves it out.
+    #[arg(long, default_value_t = 180)]
+    demo_s: u64,
 }
 
 /// Runs the long forms of the tests.
 pub(crate) fn run(args: &SoakArgs) -> anyhow::Result<()> {
+    if args.demo_s > 0 {
+        println!("the demo, in at most {} s", args.demo_s);
+        crate::demo::run_within(args.demo_s)?;
+    }
     if args.kills > 0 {
         println!("killing {} clients of an emulated GPU", args.kills);
         kill_clients(args.kills)?;
@@ -43,6 +53,11 @@ pub(crate) fn run(args: &SoakArgs) -> anyhow::Result<()> {
         println!("{} signals to a job in the middle of work", args.signals);
         let test = "reliability::signals_to_the_job_in_the_middle_of_work_cost_the_service_nothing";
         print_all(&measured(&[test], false, args.signals)?);
+    }
+    if args.bursts > 0 {
+        println!("{} bursts of traffic", args.bursts);
+        let test = "burst::reaction_to_five_times_the_traffic";
+        print_all(&measured(&[test], true, args.bursts)?);
     }
     if args.minutes > 0 {
         println!("watching a GPU for {} minutes", args.minutes);

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -133,6 +134,76 @@ fn the_image_is_whole_and_the_program_runs_in_it() {
         assert!(!rootfs.join(absent).exists(), "{absent} has no business in the image");
     }
     agrees(&config, entry);
+    a_builder_agrees(dir.path(), &rootfs, &config);
+}
+
+/// The Containerfile in a real builder gives the same image. In its builder's image the task has been
+/// done already: to compile everything once more would take minutes and show nothing of the recipe.
+#[expect(clippy::print_stdout, reason = "a test that is skipped must be seen")]
+fn a_builder_agrees(dir: &Path, rootfs: &Path, config: &Value) {
+    // SAFETY: a plain system call without arguments.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    if !is_root || Command::new("buildah").arg("--version").output().is_err() {
+        let why = "the Containerfile was not built: that needs root and Debian's package buildah";
+        assert!(std::env::var_os("CI").is_none(), "{why}");
+        println!("SKIPPED: {why}");
+        return;
+    }
+    let buildah = |words: &[&str]| {
+        let mut command = Command::new("buildah");
+        command.args(["--storage-driver", "vfs", "--root"]).arg(dir.join("storage"));
+        command.arg("--runroot").arg(dir.join("runroot")).args(words);
+        text(&command.output().unwrap(), words).trim().to_owned()
+    };
+    let shown = |path: &Path| path.display().to_string();
+    let base = dir.join("builder");
+    fs::create_dir_all(base.join("bin")).unwrap();
+    for program in ["sh", "cp"] {
+        let words = format!("p=$(command -v {program}); echo $p; ldd $p");
+        let needed = Command::new("sh").args(["-c", &words]).output().unwrap();
+        for file in text(&needed, &["ldd"]).split_whitespace().filter(|w| w.starts_with('/')) {
+            let file = Path::new(file);
+            let to = match file.file_name().filter(|name| *name == program) {
+                Some(name) => base.join("bin").join(name),
+                None => base.join(file.strip_prefix("/").unwrap()),
+            };
+            fs::create_dir_all(to.parent().unwrap()).unwrap();
+            fs::copy(file, to).unwrap();
+        }
+    }
+    let done = "#!/bin/sh\n[ \"$*\" = \"xtask image --profile release --rootfs /image\" ] || exit 9\ncp -a /made /image\n";
+    fs::write(base.join("bin/cargo"), done).unwrap();
+    fs::set_permissions(base.join("bin/cargo"), fs::Permissions::from_mode(0o755)).unwrap();
+    let builder = buildah(&["from", "scratch"]);
+    buildah(&["copy", "--quiet", &builder, &shown(&base), "/"]);
+    buildah(&["copy", "--quiet", &builder, &shown(rootfs), "/made"]);
+    buildah(&["commit", "--quiet", &builder, "localhost/builder"]);
+    let context = dir.join("context");
+    fs::create_dir(&context).unwrap();
+    let recipe = shown(&root().join("deploy/image/Containerfile"));
+    let (chroot, builder) = ("--isolation=chroot", "--build-arg=BUILDER=localhost/builder");
+    let build = ["build", "--quiet", chroot, "--pull-never", builder, "--tag=muxflow:test"];
+    buildah(&[&build[..], &["--file", &recipe, &shown(&context)]].concat());
+    let layout = dir.join("built");
+    buildah(&["push", "--quiet", "muxflow:test", &format!("oci:{}:test", shown(&layout))]);
+
+    let kind = |name: &str| format!("application/vnd.oci.image.{name}");
+    let index = json(&fs::read(layout.join("index.json")).unwrap());
+    let manifest = json(&blob(&layout, &index["manifests"][0], &kind("manifest.v1+json")).1);
+    let built = json(&blob(&layout, &manifest["config"], &kind("config.v1+json")).1);
+    for field in ["User", "Entrypoint"] {
+        assert_eq!(built["config"][field], config["config"][field]);
+    }
+    let unpacked = dir.join("unpacked");
+    fs::create_dir(&unpacked).unwrap();
+    for layer in manifest["layers"].as_array().unwrap() {
+        let (path, _) = blob(&layout, layer, &kind("layer.v1.tar+gzip"));
+        let unpack = Command::new("tar").arg("-xpzf").arg(path).arg("-C").arg(&unpacked).status();
+        assert!(unpack.unwrap().success());
+    }
+    let words = ["-r", "--no-dereference"];
+    let differ = Command::new("diff").args(words).args([rootfs, &unpacked]).output().unwrap();
+    assert_eq!(text(&differ, &["diff"]), "");
 }
 
 /// The chart and the Containerfile name the same image, user and program.

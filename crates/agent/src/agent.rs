@@ -20,20 +20,23 @@ use crate::error::{AgentError, Result, file, system};
 use crate::errors::{self, Echoes, Watcher, XidSeen};
 use crate::gpu::control::{self, ControlParams, HealthOrder};
 use crate::gpu::supervisor::{NodeShared, Supervisor, SupervisorParams};
-use crate::gpu::{Event, FaultSeen, GpuShared, GpuStatus, Order, StopReason};
+use crate::gpu::{Event, FaultSeen, GpuShared, GpuStatus, Order};
 pub use crate::handle::AgentHandle;
 use crate::handle::Ends;
 use crate::host::{HostReader, HostWatch};
 use crate::http::PageServer;
+use crate::installed;
 use crate::keeper::ChildProgram;
-use crate::launch::{Exit, Kind};
+use crate::launch::Kind;
+use crate::marks::gpu_dir;
 use crate::metrics;
-use crate::monitor::dcgm::Dcgm;
+use crate::monitor::dcgm::DcgmLink;
 use crate::monitor::nvml::{self, GpuFacts, NvmlSensor};
 use crate::monitor::{self, Monitor};
 use crate::mps::daemon::{DaemonSpec, MpsDaemon};
+use crate::recovery::{self, Absent};
 use crate::relief::Relief;
-use crate::runner::{Found, Runner, Running};
+use crate::runner::{Runner, Running};
 
 /// DCGM and GPM refresh about this often.
 const REFRESH: Micros = Micros::from_millis(100);
@@ -46,10 +49,22 @@ struct Gpu {
     stop_fast: Arc<AtomicBool>,
 }
 
+/// A GPU that the configuration names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NamedGpu<'a> {
+    /// Its UUID.
+    Usable(&'a str),
+    /// It cannot be used now, and why: whoever names it goes without.
+    Unusable(String),
+}
+
 /// A running agent.
 pub struct Agent {
     gpus: BTreeMap<String, Gpu>,
     order: Vec<String>,
+    /// By the numbers of the driver, which counts those that cannot be used too.
+    numbers: BTreeMap<usize, String>,
+    absent: Vec<(usize, String)>,
     events: Mutex<Receiver<(String, Event)>>,
     runner: Arc<Runner>,
     /// Offline runs of an earlier agent that are on their way out.
@@ -78,17 +93,42 @@ fn laws_for(config: &AgentConfig, facts: &GpuFacts) -> Result<GpuLaws> {
     })
 }
 
+/// GPUs by their numbers, and those that cannot be used.
+type Sorted = (Vec<(usize, GpuFacts)>, Vec<Absent>);
+
+/// The GPUs that can be read and have laws, each with its number, and the others. Where none can be
+/// used, the first one says why.
+fn usable(config: &AgentConfig, listed: Vec<Result<GpuFacts>>) -> Result<Sorted> {
+    let (mut usable, mut absent) = (Vec::new(), Vec::new());
+    for (number, facts) in listed.into_iter().enumerate() {
+        match facts.and_then(|facts| laws_for(config, &facts).map(|_| facts)) {
+            Ok(facts) => usable.push((number, facts)),
+            Err(error) => absent.push(Absent { number, error }),
+        }
+    }
+    if usable.is_empty() && !absent.is_empty() {
+        return Err(absent.swap_remove(0).error);
+    }
+    Ok((usable, absent))
+}
+
 impl Agent {
     /// Starts everything. `child` is how the agent starts itself again for keepers and probes.
     pub fn start(config: &AgentConfig, child: ChildProgram) -> Result<Self> {
         let nvml = nvml::open()?;
-        let facts = nvml::list(&nvml)?;
+        let (facts, mut absent) = usable(config, nvml::list(&nvml)?)?;
         // Jobs and services reach their part of one; environments and output are in the other.
         for (dir, mode) in [(&config.run_dir, 0o755), (&config.state_dir, 0o700)] {
             crate::private::own_directory(dir, mode).map_err(file("use", dir))?;
         }
         let cgroups = Cgroups::detect(&config.cgroup_parent);
         tracing::info!(cgroups = cgroups.describe(), gpus = facts.len(), "agent starts");
+        if let Some(flaw) = installed::flaw(&config.interposer) {
+            tracing::error!(
+                "no job will start, for there is no interposer to hold it: {flaw}; {}",
+                installed::REMEDY
+            );
+        }
         let runner = Runner::open(&config.state_dir, cgroups.clone(), child.clone())?;
         let runner = Arc::new(runner);
         let (tell, events) = mpsc::channel();
@@ -97,24 +137,27 @@ impl Agent {
             runner: Arc::clone(&runner),
             blame: Arc::new(blame),
             breaker: Arc::new(Mutex::new(EvictionBreaker::new(config.breaker))),
+            state_dir: config.state_dir.clone(),
             running_jobs: Arc::new(AtomicUsize::new(0)),
             tell,
         };
-        let dcgm = match Dcgm::open(REFRESH) {
+        let dcgm = match DcgmLink::open(REFRESH) {
             Ok(dcgm) => Some(Arc::new(dcgm)),
             Err(reason) => {
                 tracing::warn!(reason, "no DCGM: SM activity comes from NVML where it can");
                 None
             }
         };
-        let mut found = recovered(&runner, &node)?;
+        let mut found = recovery::recovered(&runner, &node)?;
         let leaving = |run: &&Running| run.launch.kind == Kind::Offline;
         let leaving = found.values().flatten().filter(leaving);
         let leaving =
             leaving.map(|run| (run.launch.name.clone(), run.launch.run_number())).collect();
         let mut agent = Agent {
             gpus: BTreeMap::new(),
-            order: facts.iter().map(|facts| facts.uuid.clone()).collect(),
+            order: Vec::new(),
+            numbers: BTreeMap::new(),
+            absent: Vec::new(),
             events: Mutex::new(events),
             runner: Arc::clone(&runner),
             found: leaving,
@@ -123,23 +166,25 @@ impl Agent {
             page: None,
             cgroups,
         };
-        for (index, facts) in facts.iter().enumerate() {
+        for (index, facts) in &facts {
             let adopted = found.remove(&facts.uuid).unwrap_or_default();
             let is_here = |gpu: &str| gpu == facts.uuid || gpu == index.to_string();
             let service = config.online.iter().find(|(gpu, _)| is_here(gpu));
             let knobs = service.map(|(_, spec)| config.laws.service(&spec.service));
             let start = GpuStart { config, nvml: &nvml, facts, node: &node, child: &child, knobs };
-            let gpu = start_gpu(&start, dcgm.clone(), adopted)?;
-            agent.gpus.insert(facts.uuid.clone(), gpu);
-        }
-        for (uuid, lost) in found {
-            for running in lost {
-                tracing::error!(
-                    gpu = uuid,
-                    workload = running.launch.name,
-                    "runs on a GPU that is no longer here"
-                );
+            match start_gpu(&start, dcgm.clone(), adopted) {
+                Ok(gpu) => {
+                    agent.gpus.insert(facts.uuid.clone(), gpu);
+                    agent.order.push(facts.uuid.clone());
+                    agent.numbers.insert(*index, facts.uuid.clone());
+                }
+                Err(error) => absent.push(Absent { number: *index, error }),
             }
+        }
+        agent.watchers.extend(recovery::see_off(&node, found.into_values().flatten().collect())?);
+        if !absent.is_empty() {
+            agent.watchers.push(recovery::watch_absent(&nvml, &node.tell, &absent)?);
+            agent.absent = absent.iter().map(|one| (one.number, one.to_string())).collect();
         }
         agent.watch_errors(config, &nvml, &facts)?;
         agent.watch_host(config)?;
@@ -151,11 +196,11 @@ impl Agent {
         &mut self,
         config: &AgentConfig,
         nvml: &Arc<Nvml>,
-        facts: &[GpuFacts],
+        facts: &[(usize, GpuFacts)],
     ) -> Result<()> {
         let routes: Vec<(String, String, Sender<Order>)> = facts
             .iter()
-            .filter_map(|f| {
+            .filter_map(|(_, f)| {
                 Some((f.uuid.clone(), f.pci.clone(), self.gpus.get(&f.uuid)?.orders.clone()))
             })
             .collect();
@@ -196,13 +241,15 @@ impl Agent {
         let targets: Vec<Ends> =
             self.gpus.values().map(|g| (Arc::clone(&g.shared), g.orders.clone())).collect();
         let stop = Arc::new(AtomicBool::new(false));
-        let inside = Arc::clone(&stop);
+        let (inside, evicts) = (Arc::clone(&stop), config.defences.host_eviction);
         let body = move || {
             while !inside.load(Ordering::Acquire) {
                 let now = monitor::now();
                 if let Some(distress) = watch.observe(reader.read(now)) {
                     tracing::warn!(distress = %distress, "host in distress");
-                    relief.relieve(&targets, &distress.to_string());
+                    if evicts {
+                        relief.relieve(&targets, &distress.to_string());
+                    }
                 }
                 for (gpu, _) in &targets {
                     gpu.host_calm.store(watch.is_calm(now), Ordering::Release);
@@ -228,20 +275,51 @@ impl Agent {
         &self.order
     }
 
+    /// GPUs that are there and cannot be used, each with its number and why.
+    pub fn absent(&self) -> &[(usize, String)] {
+        &self.absent
+    }
+
+    /// The GPU that a setting names by UUID or number; a name that no GPU can have is an error.
+    pub fn named_gpu(&self, name: &str) -> Result<NamedGpu<'_>> {
+        if let Some(found) = self.find_gpu(name) {
+            return Ok(NamedGpu::Usable(found));
+        }
+        let number = name.parse::<usize>().ok();
+        // The UUID of a GPU that cannot be read is not known.
+        let may_be = |absent: &&(usize, String)| match number {
+            Some(number) => absent.0 == number,
+            None => name.starts_with("GPU-"),
+        };
+        let why: Vec<&str> =
+            self.absent.iter().filter(may_be).map(|(_, why)| why.as_str()).collect();
+        if why.is_empty() {
+            let name = name.to_owned();
+            return Err(AgentError::NoSuchGpu { name, known: self.order.join(", ") });
+        }
+        Ok(NamedGpu::Unusable(why.join("; ")))
+    }
+
     /// For other threads.
     pub fn handle(&self) -> AgentHandle {
         let both = |gpu: &Gpu| (Arc::clone(&gpu.shared), gpu.orders.clone());
         AgentHandle {
             gpus: Arc::new(self.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), both(gpu))).collect()),
             order: self.order.as_slice().into(),
+            numbers: self.order.iter().map(|uuid| self.number_of(uuid)).collect(),
             runner: Arc::clone(&self.runner),
             found: self.found.as_slice().into(),
         }
     }
 
+    fn number_of(&self, uuid: &str) -> usize {
+        let mut all = self.numbers.iter();
+        all.find_map(|(number, of)| (of == uuid).then_some(*number)).unwrap_or(usize::MAX)
+    }
+
     /// A GPU by UUID or by its number.
     pub fn find_gpu(&self, name: &str) -> Option<&str> {
-        let by_number = name.parse::<usize>().ok().and_then(|index| self.order.get(index));
+        let by_number = name.parse::<usize>().ok().and_then(|index| self.numbers.get(&index));
         by_number.or_else(|| self.order.iter().find(|uuid| *uuid == name)).map(String::as_str)
     }
 
@@ -296,47 +374,6 @@ impl Agent {
     }
 }
 
-/// What an earlier agent left, by GPU; ended workloads are told at once.
-fn recovered(runner: &Runner, node: &NodeShared) -> Result<BTreeMap<String, Vec<Running>>> {
-    let (found, troubles) = runner.recover()?;
-    for trouble in troubles {
-        tracing::error!(error = %trouble, "a workload of an earlier agent cannot be understood");
-    }
-    let mut by_gpu: BTreeMap<String, Vec<Running>> = BTreeMap::new();
-    for one in found {
-        match one {
-            Found::Running(running) => {
-                by_gpu.entry(running.launch.gpu.clone()).or_default().push(*running);
-            }
-            Found::Ended { launch, exit } => {
-                drop(runner.settle(launch.kind, &launch.name));
-                tell_ended(node, &launch, exit);
-            }
-        }
-    }
-    Ok(by_gpu)
-}
-
-fn tell_ended(node: &NodeShared, launch: &crate::launch::Launch, exit: Exit) {
-    let event = match launch.kind {
-        Kind::Online => muxflow_types::ServiceId::new(&launch.name)
-            .map(|service| Event::OnlineEnded { service, exit }),
-        Kind::Offline => {
-            let requeue = exit.code != Some(0) || exit.stop.is_some();
-            muxflow_types::JobId::new(&launch.name).map(|job| Event::JobEnded {
-                fail_prone: node.blame.is_fail_prone(&job),
-                job,
-                exit,
-                reason: Some(StopReason::Shutdown),
-                requeue,
-            })
-        }
-    };
-    if let Ok(event) = event {
-        drop(node.tell.send((launch.gpu.clone(), event)));
-    }
-}
-
 /// What the loops of one GPU are made from.
 struct GpuStart<'a> {
     config: &'a AgentConfig,
@@ -347,11 +384,15 @@ struct GpuStart<'a> {
     knobs: Option<ServiceKnobs>,
 }
 
-fn start_gpu(start: &GpuStart<'_>, dcgm: Option<Arc<Dcgm>>, adopted: Vec<Running>) -> Result<Gpu> {
+fn start_gpu(
+    start: &GpuStart<'_>,
+    dcgm: Option<Arc<DcgmLink>>,
+    adopted: Vec<Running>,
+) -> Result<Gpu> {
     let &GpuStart { config, nvml, facts, node, child, knobs } = start;
     let laws = laws_for(config, facts)?;
     let name = encode(&facts.uuid);
-    let state_dir = config.state_dir.join("gpus").join(&name);
+    let state_dir = gpu_dir(&config.state_dir, &facts.uuid);
     std::fs::create_dir_all(&state_dir).map_err(file("create", &state_dir))?;
     let sensor = NvmlSensor::new(Arc::clone(nvml), dcgm, &facts.uuid)?;
     let source = monitor::Sensor::source(&sensor);
@@ -384,13 +425,13 @@ fn start_gpu(start: &GpuStart<'_>, dcgm: Option<Arc<Dcgm>>, adopted: Vec<Running
     let daemon = mps_daemon(config, facts, node)?;
     let params = supervisor_params(config, child, state_dir);
     let mut supervisor =
-        Supervisor::new(params, Arc::clone(&shared), node.clone(), to_fast, daemon);
+        Supervisor::new(params, Arc::clone(&shared), node.clone(), receive_orders, to_fast, daemon);
     for running in adopted {
         supervisor.adopt(running)?;
     }
     let slow = std::thread::Builder::new()
         .name(format!("slow-{name}"))
-        .spawn(move || supervisor.run(&receive_orders))
+        .spawn(move || supervisor.run())
         .map_err(system("start a thread"))?;
     Ok(Gpu { shared, orders, slow: Some(slow), fast: Some(fast), stop_fast })
 }

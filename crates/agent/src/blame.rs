@@ -73,6 +73,16 @@ impl Blame {
     }
 }
 
+impl Blame {
+    /// The jobs that count as fail-prone now, each with how often it was to blame.
+    pub fn fail_prone(&self) -> Vec<(String, u32)> {
+        let now = Micros::from_secs(launch::now_s());
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let prone = jobs.iter().filter(|(_, b)| b.history().is_fail_prone(now, &self.params));
+        prone.map(|(job, blamed)| (job.clone(), blamed.times)).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

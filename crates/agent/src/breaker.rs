@@ -3,8 +3,8 @@
 //! One GPU over its limit is news about that GPU. Many at the same moment are more often a broken
 //! sensor, a driver that hangs, or a clock that jumped. When more than the allowed share of the
 //! running jobs would be evicted within a window, the breaker opens: evictions by *readings* are held
-//! back (launch gates stay shut, so the services are protected all the same) until an operator or a
-//! calm period closes it. Evictions for certain reasons (an XID, a lost device, the manager's order)
+//! back (launch gates stay shut, so the services are protected all the same) until a calm period or an
+//! operator closes it. Evictions for certain reasons (an XID, a lost device, the manager's order)
 //! are never held back, and neither are those for memory: a shut gate gives none back.
 
 use std::collections::VecDeque;
@@ -42,6 +42,8 @@ pub enum Ground {
     Readings,
     /// An event or an order, which does not.
     Certain,
+    /// Memory that the service needs: it comes back only when the job goes, so it goes in haste.
+    Memory,
 }
 
 /// The answer to a request.
@@ -62,13 +64,20 @@ pub struct EvictionBreaker {
     params: BreakerParams,
     evicted: VecDeque<Micros>,
     last_asked: Option<Micros>,
+    believed_until: Option<Micros>,
     open: bool,
 }
 
 impl EvictionBreaker {
     /// Closed: evictions pass.
     pub fn new(params: BreakerParams) -> Self {
-        EvictionBreaker { params, evicted: VecDeque::new(), last_asked: None, open: false }
+        EvictionBreaker {
+            params,
+            evicted: VecDeque::new(),
+            last_asked: None,
+            believed_until: None,
+            open: false,
+        }
     }
 
     /// Whether it holds evictions back.
@@ -76,8 +85,13 @@ impl EvictionBreaker {
         self.open
     }
 
-    /// An operator closes it.
-    pub fn reset(&mut self) {
+    /// Somebody has looked, and the sensors are right: it closes, and for one window all pass.
+    pub fn believe(&mut self, now: Micros) {
+        self.close();
+        self.believed_until = Some(now.saturating_add(self.params.window));
+    }
+
+    fn close(&mut self) {
         self.open = false;
         self.evicted.clear();
     }
@@ -86,9 +100,9 @@ impl EvictionBreaker {
     pub fn ask(&mut self, now: Micros, ground: Ground, running: usize) -> Verdict {
         if self.open && self.last_asked.is_some_and(|last| now.since(last) >= self.params.calm_for)
         {
-            self.reset();
+            self.close();
         }
-        if ground == Ground::Certain {
+        if ground != Ground::Readings || self.believed_until.is_some_and(|until| now <= until) {
             return Verdict::Evict;
         }
         self.last_asked = Some(now);
@@ -134,6 +148,23 @@ mod tests {
         let later = Micros::from_secs(200);
         assert_eq!(breaker.ask(later, Ground::Readings, 4), Verdict::Evict, "calm closes it");
         assert!(!breaker.is_open());
+    }
+
+    #[test]
+    fn who_has_looked_closes_it() {
+        let mut breaker = EvictionBreaker::new(BreakerParams::default());
+        let now = Micros::from_secs(1);
+        let ask = |breaker: &mut EvictionBreaker, at| breaker.ask(at, Ground::Readings, 8);
+        while ask(&mut breaker, now) == Verdict::Evict {}
+        assert!(breaker.is_open());
+        breaker.believe(now);
+        assert!(!breaker.is_open());
+        for _ in 0..20 {
+            assert_eq!(ask(&mut breaker, Micros::from_secs(61)), Verdict::Evict, "all pass");
+        }
+        let later = Micros::from_secs(62);
+        let passed = (0..20).filter(|_| ask(&mut breaker, later) == Verdict::Evict).count();
+        assert!(passed < 20 && breaker.is_open(), "after a window it judges again: {passed}");
     }
 
     #[test]

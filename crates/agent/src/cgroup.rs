@@ -6,6 +6,8 @@
 //! Groups live under `muxflow/` at the top of each hierarchy, not under the agent's own group: they
 //! must outlive the agent and the unit or pod that it runs in.
 
+mod look;
+
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -25,6 +27,8 @@ struct Mounts {
     v2: Option<PathBuf>,
     /// Version 1: controller and where it is mounted.
     v1: Vec<(String, PathBuf)>,
+    /// Version 1: where controllers are mounted that are not used here.
+    unused: Vec<PathBuf>,
 }
 
 /// Reads the text of `/proc/self/mountinfo`.
@@ -39,10 +43,14 @@ fn parse_mounts(mountinfo: &str) -> Mounts {
             Some("cgroup2") if mounts.v2.is_none() => mounts.v2 = Some(at),
             Some("cgroup") => {
                 let options = back.nth(1).unwrap_or_default();
+                let known = mounts.v1.len();
                 for name in ["cpuset", "memory", "freezer"] {
                     if options.split(',').any(|option| option == name) {
                         mounts.v1.push((name.to_owned(), at.clone()));
                     }
+                }
+                if mounts.v1.len() == known {
+                    mounts.unused.push(at);
                 }
             }
             _ => {}
@@ -75,6 +83,10 @@ pub struct Cgroups {
     tracking: Controller,
     memory: Controller,
     cpuset: Controller,
+    /// Hierarchies of version 1 from which nothing is wanted but to be out of the agent's own group: a
+    /// kubelet, runc and systemd end everybody whom they find in the group of what they end, in any of
+    /// them.
+    unused: Vec<PathBuf>,
 }
 
 /// Reads a list such as `0-3,8` into processor numbers.
@@ -112,6 +124,7 @@ impl Cgroups {
             tracking: v1("freezer"),
             memory: v1("memory"),
             cpuset: v1("cpuset"),
+            unused: mounts.unused.clone(),
         };
         if let Some(root) = &mounts.v2 {
             groups.tracking = Controller::V2(root.clone());
@@ -130,6 +143,15 @@ impl Cgroups {
                 *controller = Controller::Missing;
             }
         }
+        // Version 2 may have taken the place of a hierarchy of version 1 that is mounted all the same.
+        let used = [&groups.tracking, &groups.memory, &groups.cpuset].map(|controller| {
+            let (Controller::V1(at) | Controller::V2(at)) = controller else { return None };
+            Some(at.clone())
+        });
+        let known = mounts.v1.iter().map(|(_, at)| at);
+        groups.unused.extend(known.filter(|at| !used.contains(&Some((*at).clone()))).cloned());
+        // Where none may be made, the process stays in the agent's.
+        groups.unused.retain(|at| prepare_parent(&at.join(parent)).is_ok());
         groups
     }
 
@@ -141,6 +163,7 @@ impl Cgroups {
             tracking: missing.clone(),
             memory: missing.clone(),
             cpuset: missing,
+            unused: Vec::new(),
         }
     }
 
@@ -189,6 +212,7 @@ impl Cgroups {
                 Controller::V2(at) | Controller::V1(at) => Some(at.join(&self.parent)),
                 Controller::Missing => None,
             })
+            .chain(self.unused.iter().map(|at| at.join(&self.parent)))
             .filter(|_| !self.parent.is_empty())
             .collect();
         places.dedup();
@@ -241,6 +265,9 @@ impl Cgroups {
             }
             (Controller::Missing, Some(cpus)) => group.affinity = parse_cpus(cpus),
             (_, None) => {}
+        }
+        for at in &self.unused {
+            group.add(place(at))?;
         }
         Ok(group)
     }

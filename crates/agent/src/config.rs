@@ -105,7 +105,7 @@ struct Raw {
     mps: RawMps,
     host: RawHost,
     breaker: RawBreaker,
-    defences: RawDefences,
+    defences: Defences,
     logs: LogLimits,
     online: Vec<RawOnline>,
     offline: Vec<RawOffline>,
@@ -129,7 +129,7 @@ impl Default for Raw {
             mps: RawMps::default(),
             host: RawHost::default(),
             breaker: RawBreaker::default(),
-            defences: RawDefences::default(),
+            defences: Defences::default(),
             logs: LogLimits::default(),
             online: Vec::new(),
             offline: Vec::new(),
@@ -186,29 +186,6 @@ struct RawBreaker {
     always: Option<usize>,
     share_pct: Option<f64>,
     calm_for_s: Option<u64>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct RawDefences {
-    gate: bool,
-    eviction: bool,
-    quota: bool,
-    clean_stop: bool,
-    error_response: bool,
-}
-
-impl Default for RawDefences {
-    fn default() -> Self {
-        let all = Defences::default();
-        RawDefences {
-            gate: all.gate,
-            eviction: all.eviction,
-            quota: all.quota,
-            clean_stop: all.clean_stop,
-            error_response: all.error_response,
-        }
-    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -318,13 +295,6 @@ fn checked(raw: Raw, laws: NodeConfig) -> std::result::Result<AgentConfig, Strin
         driver_memory_limit: raw.mps.driver_memory_limit,
         offline_partition,
     });
-    let defences = Defences {
-        gate: raw.defences.gate,
-        eviction: raw.defences.eviction,
-        quota: raw.defences.quota,
-        clean_stop: raw.defences.clean_stop,
-        error_response: raw.defences.error_response,
-    };
     let mut pass_env: Vec<String> = crate::environment::PASSED.map(String::from).to_vec();
     pass_env.extend(raw.pass_env);
     Ok(AgentConfig {
@@ -346,7 +316,7 @@ fn checked(raw: Raw, laws: NodeConfig) -> std::result::Result<AgentConfig, Strin
         host: host(&raw.host)?,
         host_proc: raw.host.proc.clone().unwrap_or_else(|| "/proc".into()),
         breaker: breaker(&raw.breaker)?,
-        defences,
+        defences: raw.defences,
         logs: raw.logs,
         online: raw.online.into_iter().map(online).collect::<std::result::Result<_, _>>()?,
         offline: raw.offline.into_iter().map(offline).collect::<std::result::Result<_, _>>()?,
@@ -470,6 +440,7 @@ fn offline(raw: RawOffline) -> std::result::Result<OfflineSpec, String> {
         share: None,
         quota: raw.quota.map(|text| bytes(&of, "quota", &text)).transpose()?,
         stop: raw.stop,
+        not_after: None,
     })
 }
 

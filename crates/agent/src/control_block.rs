@@ -249,12 +249,42 @@ impl ControlBlock {
     /// seen from here is left out: its number would be that of somebody else.
     pub fn registered(&self) -> Vec<u32> {
         let mut pids = Vec::new();
+        self.each_live(|counters| pids.extend(self.pid_here(counters)));
+        pids
+    }
+
+    /// Those of [`Self::registered`] that have not done what the last command asks: to let go of their
+    /// contexts, or else to have nothing in flight.
+    pub fn lagging(&self) -> Vec<u32> {
+        let word = self.agent_unchecked().command_word();
+        let must_release = Gate::from_word(word) == Gate::Reset;
+        let mut pids = Vec::new();
         self.each_live(|counters| {
-            pids.extend(if self.is_foreign(counters) {
-                self.foreign.pid_here(counters.owner, counters.pid_namespace)
-            } else {
-                Some(counters.owner.pid)
-            });
+            let done = match counters.state {
+                SlotState::Released => true,
+                SlotState::Drained => !must_release,
+                _ => false,
+            };
+            if !done || counters.acknowledged != word {
+                pids.extend(self.pid_here(counters));
+            }
+        });
+        pids
+    }
+
+    /// The process of a slot as it is named here.
+    fn pid_here(&self, counters: &Counters) -> Option<u32> {
+        match self.is_foreign(counters) {
+            true => self.foreign.pid_here(counters.owner, counters.pid_namespace),
+            false => Some(counters.owner.pid),
+        }
+    }
+
+    /// Processes that have registered, also those that are gone since.
+    pub fn owners(&self) -> Vec<u32> {
+        let mut pids = Vec::new();
+        self.job_unchecked().each(|counters| {
+            pids.extend((!self.is_foreign(counters)).then_some(counters.owner.pid));
         });
         pids
     }

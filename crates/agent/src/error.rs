@@ -31,6 +31,16 @@ pub enum AgentError {
         /// What is wrong and what would be right.
         reason: String,
     },
+    /// A GPU that was asked to let somebody in has not answered yet.
+    #[error("cannot start {workload}: GPU {gpu} did not answer within {} s", limit.as_secs())]
+    NoAnswer {
+        /// Who was to be let in.
+        workload: String,
+        /// The GPU's UUID.
+        gpu: String,
+        /// How long was waited.
+        limit: std::time::Duration,
+    },
     /// A program or directory with which a workload cannot be started anywhere on this node.
     #[error("cannot start {workload}: {reason}")]
     Unstartable {
@@ -92,6 +102,14 @@ pub enum AgentError {
         operation: &'static str,
         /// What it said.
         reason: String,
+    },
+    /// A setting names a GPU that nobody has.
+    #[error("there is no GPU `{name}` here; there are {known}")]
+    NoSuchGpu {
+        /// What was named.
+        name: String,
+        /// The UUIDs that could be.
+        known: String,
     },
     /// The configuration cannot be used.
     #[error("{path}: {reason}")]

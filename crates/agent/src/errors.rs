@@ -7,12 +7,12 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muxflow_policy::node::fault::Fault;
 use muxflow_policy::node::xid::{self, RecoveryAction, XidLine};
@@ -102,13 +102,28 @@ pub struct Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            drop(thread.join());
+        let Some(thread) = self.thread.take() else { return };
+        let deadline = Instant::now() + ENDS_WITHIN;
+        while !thread.is_finished() {
+            if Instant::now() > deadline {
+                // It goes with the process.
+                let name = thread.thread().name().unwrap_or_default();
+                return tracing::warn!(thread = name, "hangs in a call and is left behind");
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
+        drop(thread.join());
     }
 }
 
-fn spawn(name: &str, body: impl FnOnce(&AtomicBool) + Send + 'static) -> Result<Watcher> {
+/// A thread may be inside a driver that never returns: one that leaves waits no longer for it.
+const ENDS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Starts a thread that ends when its watcher is dropped.
+pub(crate) fn spawn(
+    name: &str,
+    body: impl FnOnce(&AtomicBool) + Send + 'static,
+) -> Result<Watcher> {
     let stop = Arc::new(AtomicBool::new(false));
     let inside = Arc::clone(&stop);
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || body(&inside));
@@ -127,8 +142,16 @@ pub fn watch_nvml(
     // Registering may fail; say so before the thread hides it.
     register(&nvml, &uuids).map(drop)?;
     spawn("xid-events", move |stop| {
-        let Ok(mut set) = register(&nvml, &uuids) else { return };
+        let Ok((mut set, mut lacking)) = register(&nvml, &uuids) else { return };
+        let mut again_at = Instant::now() + REGISTER_AGAIN;
         while !stop.load(Ordering::Acquire) {
+            if lacking && Instant::now() >= again_at {
+                // One that is back is heard again.
+                again_at = Instant::now() + REGISTER_AGAIN;
+                if let Ok(new) = register(&nvml, &uuids) {
+                    (set, lacking) = new;
+                }
+            }
             match set.wait(200) {
                 Ok(event) => {
                     let Some(XidError::Value(number)) = event.event_data else { continue };
@@ -155,7 +178,7 @@ pub fn watch_nvml(
                     std::thread::sleep(Duration::from_secs(1));
                     // After a lost device the set is of no use.
                     match register(&nvml, &uuids) {
-                        Ok(new) => set = new,
+                        Ok(new) => (set, lacking) = new,
                         Err(error) => tracing::warn!(error = %error, "no events of NVML"),
                     }
                 }
@@ -164,16 +187,40 @@ pub fn watch_nvml(
     })
 }
 
-fn register<'nvml>(nvml: &'nvml Nvml, uuids: &[String]) -> Result<nvml_wrapper::EventSet<'nvml>> {
-    let failed = |error: NvmlError| AgentError::Nvml {
-        operation: "watch for XIDs",
-        reason: error.to_string(),
-    };
-    let mut set = nvml.create_event_set().map_err(failed)?;
-    for uuid in uuids {
-        let device = nvml.device_by_uuid(uuid.as_str()).map_err(failed)?;
+/// GPUs that could not be registered are tried again after this.
+const REGISTER_AGAIN: Duration = Duration::from_secs(10);
+
+/// Events of the GPUs that have some, and whether there are others. Fails when none has.
+fn register<'nvml>(
+    nvml: &'nvml Nvml,
+    uuids: &[String],
+) -> Result<(nvml_wrapper::EventSet<'nvml>, bool)> {
+    let mut able: Vec<&String> = uuids.iter().collect();
+    loop {
+        match register_all(nvml, &able) {
+            Ok(set) => return Ok((set, able.len() < uuids.len())),
+            // The set is gone with the first that fails: begin anew without that one.
+            Err((Some(index), error)) if able.len() > 1 => {
+                let uuid = able.remove(index);
+                tracing::debug!(gpu = uuid, error = %error, "no events of this GPU");
+            }
+            Err((_, error)) => {
+                let reason = error.to_string();
+                return Err(AgentError::Nvml { operation: "watch for XIDs", reason });
+            }
+        }
+    }
+}
+
+fn register_all<'nvml>(
+    nvml: &'nvml Nvml,
+    uuids: &[&String],
+) -> std::result::Result<nvml_wrapper::EventSet<'nvml>, (Option<usize>, NvmlError)> {
+    let mut set = nvml.create_event_set().map_err(|error| (None, error))?;
+    for (index, uuid) in uuids.iter().enumerate() {
+        let device = nvml.device_by_uuid(uuid.as_str()).map_err(|error| (Some(index), error))?;
         let registered = device.register_events(EventTypes::CRITICAL_XID_ERROR, set);
-        set = registered.map_err(|error| failed(error.error))?;
+        set = registered.map_err(|error| (Some(index), error.error))?;
     }
     Ok(set)
 }
@@ -188,6 +235,7 @@ pub fn watch_kernel_log(
     let mut log =
         options.read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(file("open", path))?;
     log.seek(SeekFrom::End(0)).map_err(file("find the end of", path))?;
+    let path = path.to_owned();
     let is_device = log.metadata().is_ok_and(|meta| meta.file_type().is_char_device());
     let mut told = move |line: XidLine| {
         let fault = Fault::from_xid(line.xid, line.recovery);
@@ -198,7 +246,7 @@ pub fn watch_kernel_log(
         if is_device {
             follow_records(&mut log, stop, &mut told);
         } else {
-            follow_lines(log, stop, &mut told);
+            follow_lines(log, &path, stop, &mut told);
         }
     })
 }
@@ -230,9 +278,25 @@ fn follow_records(log: &mut File, stop: &AtomicBool, told: &mut impl FnMut(XidLi
     }
 }
 
-fn follow_lines(log: File, stop: &AtomicBool, told: &mut impl FnMut(XidLine)) {
+/// A file is looked at by its name so often: it may have been turned over or cut.
+const LOOK_ANEW: Duration = Duration::from_millis(250);
+
+/// The file that has the name now, from its beginning, when it is another one than `log` or was cut.
+fn turned_over(log: &mut BufReader<File>, path: &Path) -> Option<File> {
+    let old = log.get_ref().metadata().ok()?;
+    let now = fs::metadata(path).ok()?;
+    let is_same = (old.dev(), old.ino()) == (now.dev(), now.ino());
+    if is_same && now.len() >= log.stream_position().ok()? {
+        return None;
+    }
+    tracing::info!(path = %path.display(), "the kernel log begins anew");
+    File::open(path).ok()
+}
+
+fn follow_lines(log: File, path: &Path, stop: &AtomicBool, told: &mut impl FnMut(XidLine)) {
     let mut reader = BufReader::new(log);
     let mut line = String::new();
+    let mut looked = Instant::now();
     while !stop.load(Ordering::Acquire) {
         match reader.read_line(&mut line) {
             Ok(count) if count > 0 && line.ends_with('\n') => {
@@ -242,7 +306,16 @@ fn follow_lines(log: File, stop: &AtomicBool, told: &mut impl FnMut(XidLine)) {
                 line.clear();
             }
             // Nothing, or half a line: the rest comes.
-            _ => std::thread::sleep(IDLE),
+            _ => {
+                std::thread::sleep(IDLE);
+                if looked.elapsed() >= LOOK_ANEW {
+                    looked = Instant::now();
+                    if let Some(new) = turned_over(&mut reader, path) {
+                        reader = BufReader::new(new);
+                        line.clear();
+                    }
+                }
+            }
         }
     }
 }
@@ -340,11 +413,23 @@ mod tests {
         log.flush().unwrap();
         assert!(receive.recv_timeout(Duration::from_millis(100)).is_err(), "half a line");
         writeln!(log, "11, name=python, Ch 8").unwrap();
-        let seen = receive.recv_timeout(Duration::from_secs(5)).unwrap();
+        let seen = receive.recv_timeout(Duration::from_secs(20)).unwrap();
         assert_eq!(
             (seen.gpu.as_str(), seen.fault, seen.pid),
             ("0000:3b:00", Fault::Xid(31), Some(4711))
         );
+        // Turned over, and later cut: it goes on with what comes after.
+        fs::rename(&path, dir.path().join("kernel.log.1")).unwrap();
+        fs::write(&path, "NVRM: Xid (PCI:0000:3b:00): 48, pid=1, name=new\n").unwrap();
+        let seen = receive.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_eq!(seen.fault, Fault::Xid(48));
+        let log = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        log.set_len(0).unwrap();
+        // Shorter than what was there: it is known for cut whenever somebody looks.
+        let mut log = fs::OpenOptions::new().append(true).open(&path).unwrap();
+        writeln!(log, "NVRM: Xid (PCI:0000:3b:00): 13, pid=1, name=c").unwrap();
+        let seen = receive.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_eq!(seen.fault, Fault::Xid(13));
         let missing = watch_kernel_log(&dir.path().join("none"), |_| {}).unwrap_err();
         assert!(missing.to_string().contains("none"));
     }

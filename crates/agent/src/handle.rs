@@ -18,6 +18,7 @@ pub(crate) type Ends = (Arc<GpuShared>, Sender<Order>);
 pub struct AgentHandle {
     pub(crate) gpus: Arc<BTreeMap<String, Ends>>,
     pub(crate) order: Arc<[String]>,
+    pub(crate) numbers: Arc<[usize]>,
     pub(crate) runner: Arc<Runner>,
     pub(crate) found: Arc<[(String, u64)]>,
 }
@@ -26,6 +27,11 @@ impl AgentHandle {
     /// The GPUs, in the order of the driver.
     pub fn gpus(&self) -> &[String] {
         &self.order
+    }
+
+    /// The same with the numbers that the driver gave them: it counts those that cannot be used too.
+    pub fn numbered_gpus(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.numbers.iter().copied().zip(self.order.iter().map(String::as_str))
     }
 
     /// What a GPU shares with its loops.

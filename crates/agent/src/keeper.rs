@@ -6,7 +6,8 @@
 //! keeper itself is killed, an online service goes on, an offline program gets SIGTERM from the
 //! kernel, and the agent stops what is left in the same order.
 //!
-//! SIGTERM to the keeper asks for a stop. One thread, one poll loop, no allocation that matters.
+//! SIGTERM to the keeper asks for a stop; SIGHUP, before or after, says that it must be a short one:
+//! the service waits for the memory of the job. One thread, one poll loop, no allocation that matters.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -77,22 +78,27 @@ pub fn run(dir: &Path, mut answer: impl Write) -> Result<()> {
     // An agent that no longer listens is noticed by its handle, not here.
     drop(writeln!(answer, "{STARTED} {}", main.pid));
     drop(answer);
-    let mut keeper = Keeper { files, launch, main, agent, signals, ended: None };
+    let mut keeper = Keeper { files, launch, main, agent, signals, ended: None, hastened: false };
     let exit = keeper.watch();
-    write_exit(&keeper.files.exit_file(), &exit)?;
+    let written = write_exit(&keeper.files.exit_file(), &exit, keeper.launch.kind);
     if let Err(error) = keeper.launch.group.remove() {
         tracing::warn!(workload = keeper.launch.name, error = %error, "a control group is left");
     }
-    Ok(())
+    written
 }
 
-/// Writes down how the workload ended. While the disk is full it tries again: a run whose end nobody
-/// knows would be done twice.
-fn write_exit(path: &Path, exit: &Exit) -> Result<()> {
+/// Writes down how the workload ended. While the disk is full it tries again for a job: a run whose end
+/// nobody knows would be done twice. A service is to run again at once, however it ended: the agent
+/// waits for the end of this keeper only.
+fn write_exit(path: &Path, exit: &Exit, kind: Kind) -> Result<()> {
     loop {
         match launch::write(path, exit) {
             Err(AgentError::File { source, .. })
-                if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>
+                if kind == Kind::Offline
+                    && matches!(
+                        source.kind(),
+                        ErrorKind::StorageFull | ErrorKind::QuotaExceeded
+                    ) =>
             {
                 std::thread::sleep(WRITE_AGAIN_AFTER);
             }
@@ -134,6 +140,10 @@ fn start(files: &WorkloadDir, launch: &Launch) -> Result<ProcessKey> {
             Kind::Online => OomScore::Usual,
         }),
     };
+    for stream in ["stdout", "stderr"] {
+        // On a full disk it is made later, by the first rotation.
+        drop(logs::begin(&files.log_file(stream)));
+    }
     let mut command = Command::new(program);
     command
         .args(arguments)
@@ -172,6 +182,8 @@ struct Keeper {
     agent: Option<OwnedFd>,
     signals: OwnedFd,
     ended: Option<Ended>,
+    /// A stop leaves hardly any time to save anything.
+    hastened: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -209,8 +221,9 @@ impl Keeper {
         while self.ended.is_none() && Instant::now() < deadline {
             self.look(STOP_TICK);
         }
-        let run = self.launch.run_number();
-        Exit { out_of_memory: oom, stop, steps, all_gone, run, ..Exit::of(self.ended) }
+        let (run, fingerprint) = (self.launch.run_number(), self.launch.fingerprint);
+        let of = Exit::of(self.ended);
+        Exit { out_of_memory: oom, stop, steps, all_gone, run, fingerprint, ..of }
     }
 
     /// Waits for something to happen, and takes note of it.
@@ -220,8 +233,10 @@ impl Keeper {
         let ready = sys::poll_readable(&fds, limit).unwrap_or_default();
         let mut noticed = Noticed::Nothing;
         while let Some((signal, _)) = sys::take_signal(self.signals.as_fd()) {
-            if signal == libc::SIGTERM {
-                noticed = Noticed::StopAsked;
+            match signal {
+                libc::SIGTERM => noticed = Noticed::StopAsked,
+                libc::SIGHUP => self.hastened = true,
+                _ => {}
             }
         }
         while let Some((pid, ended)) = sys::reap_any() {
@@ -243,6 +258,13 @@ impl Keeper {
         }
     }
 
+    /// All processes of the workload that live.
+    fn members(&self) -> Vec<u32> {
+        let group = &self.launch.group;
+        let all = if group.tracks() { group.processes() } else { below_us().unwrap_or_default() };
+        all.into_iter().filter(|pid| process::is_there(*pid)).collect()
+    }
+
     fn has_clients(&self) -> bool {
         stop_drive::block_of(&self.launch).is_some_and(|block| block.answers().live > 0)
     }
@@ -260,8 +282,13 @@ impl Keeper {
         loop {
             self.look(STOP_TICK);
             self.agent = None;
+            if self.hastened {
+                drive.hasten();
+            }
             let (alive, pid) = (self.ended.is_none(), self.main.pid);
-            if drive.turn(&self.launch, alive, |signal| drop(sys::kill(pid, signal))) {
+            let members = || self.members();
+            let signal = |signal| drop(sys::kill(pid, signal));
+            if drive.turn(&self.launch, alive, members, signal) {
                 return drive.taken().to_vec();
             }
         }

@@ -81,6 +81,12 @@ pub struct Launch {
     pub online_grace_ms: u64,
     /// The agent whose death ends offline work.
     pub agent: ProcessKey,
+    /// Tells the same work from other work under the same name; 0 when nobody asks.
+    #[serde(default)]
+    pub fingerprint: u64,
+    /// A service that was started while no MPS daemon ran: it shares with nobody.
+    #[serde(default)]
+    pub outside_mps: bool,
 }
 
 /// The variable that numbers the starts of one job; a job may read it, and the keeper writes it down
@@ -140,6 +146,9 @@ pub struct Exit {
     /// Which start of the workload this was the end of; 0 when nobody counts.
     #[serde(default)]
     pub run: u64,
+    /// What it was started with, in one number; 0 when nobody asks.
+    #[serde(default)]
+    pub fingerprint: u64,
     /// When, in seconds since the epoch.
     pub at_s: u64,
 }
@@ -155,6 +164,7 @@ impl Exit {
             steps: Vec::new(),
             all_gone: true,
             run: 0,
+            fingerprint: 0,
             at_s: now_s(),
         }
     }
@@ -163,6 +173,11 @@ impl Exit {
     pub fn is_by_itself(&self) -> bool {
         let signalled = |taken: &StepTaken| taken.step == Step::Checkpoint;
         self.stop.is_none() || (self.code.is_some() && !self.steps.iter().any(signalled))
+    }
+
+    /// The program did what it was started for: nothing is left to be done.
+    pub fn is_finished(&self) -> bool {
+        self.code == Some(0) && self.is_by_itself()
     }
 
     /// From what the kernel told the parent.

@@ -24,8 +24,10 @@ pub enum Left {
     Finished,
     /// It was evicted and is not to blame: it may go on where there is room.
     Evicted,
-    /// It failed by itself.
+    /// It failed by itself, or broke something: it waits.
     Failed,
+    /// Its program or directory is not to be had: no other try would go better.
+    GivenUp,
 }
 
 /// Jobs that wait and jobs that run.
@@ -35,6 +37,7 @@ pub struct JobQueue {
     waiting: VecDeque<Waiting>,
     running: BTreeMap<JobId, Waiting>,
     finished: usize,
+    given_up: usize,
 }
 
 impl JobQueue {
@@ -46,7 +49,30 @@ impl JobQueue {
             waiting: jobs.into_iter().map(wait).collect(),
             running: BTreeMap::new(),
             finished: 0,
+            given_up: 0,
         }
+    }
+
+    /// Leaves out the jobs that were done before, and says which.
+    pub fn leave_out(&mut self, done: impl Fn(&OfflineSpec) -> bool) -> Vec<JobId> {
+        let (out, stay): (VecDeque<_>, _) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|job| done(&job.spec));
+        self.waiting = stay;
+        self.finished += out.len();
+        out.into_iter().map(|job| job.spec.job).collect()
+    }
+
+    /// A run of this job goes on from before: the next one begins after its end was told.
+    pub fn hold(&mut self, job: &str) {
+        let place = self.waiting.iter().position(|waiting| waiting.spec.job.as_str() == job);
+        if let Some(held) = place.and_then(|place| self.waiting.remove(place)) {
+            self.running.insert(held.spec.job.clone(), held);
+        }
+    }
+
+    /// How many jobs could not be started at all.
+    pub fn given_up(&self) -> usize {
+        self.given_up
     }
 
     /// How many wait, run and are finished.
@@ -69,12 +95,20 @@ impl JobQueue {
         Some(spec)
     }
 
-    /// A job has left, or was refused.
+    /// A job has left, or was refused. One that waits may have run under an earlier agent.
     pub fn left(&mut self, job: &JobId, how: Left, now: Micros) {
-        let Some(mut entry) = self.running.remove(job) else { return };
+        let entry = self.running.remove(job).or_else(|| {
+            let place = self.waiting.iter().position(|waiting| waiting.spec.job == *job)?;
+            self.waiting.remove(place)
+        });
+        let Some(mut entry) = entry else { return };
         match how {
             Left::Finished => {
                 self.finished += 1;
+                return;
+            }
+            Left::GivenUp => {
+                self.given_up += 1;
                 return;
             }
             Left::Evicted => {}
@@ -107,6 +141,7 @@ mod tests {
             share: None,
             quota,
             stop: StopLimits::default(),
+            not_after: None,
         }
     }
 
@@ -147,5 +182,36 @@ mod tests {
         queue.left(&again.job, Left::Finished, later);
         assert_eq!(queue.counts(), (1, 1, 1));
         queue.left(&JobId::new("stranger").unwrap(), Left::Failed, later);
+    }
+
+    #[test]
+    fn what_was_done_before_or_cannot_be_started_does_not_run() {
+        let jobs = ["a", "b", "c", "d"].map(|name| job(name, None)).to_vec();
+        let mut queue = JobQueue::new(jobs, RetryParams::default());
+        let out = queue.leave_out(|spec| spec.job.as_str() == "a");
+        assert_eq!(out, [JobId::new("a").unwrap()]);
+        let now = Micros::from_secs(100);
+        // Ended while no agent was there: that is told before it is started again.
+        queue.left(&JobId::new("b").unwrap(), Left::Finished, now);
+        // On its way out: it is not started beside itself.
+        queue.hold("c");
+        let next = queue.next_for(&room(), now).unwrap();
+        assert_eq!(next.job.as_str(), "d");
+        queue.left(&next.job, Left::GivenUp, now);
+        assert!(queue.next_for(&room(), now).is_none());
+        queue.left(&JobId::new("c").unwrap(), Left::Evicted, now);
+        assert_eq!(queue.next_for(&room(), now).unwrap().job.as_str(), "c");
+        assert_eq!((queue.counts(), queue.given_up()), ((0, 1, 2), 1));
+    }
+
+    #[test]
+    fn work_is_known_by_what_runs_and_not_by_its_name() {
+        let one = job("a", None);
+        let same = OfflineSpec { quota: Some(Bytes::from_gib(1)), ..job("b", None) };
+        assert_eq!(one.fingerprint(), same.fingerprint());
+        let more = OfflineSpec { argv: vec!["true".into(), "2".into()], ..one.clone() };
+        assert_ne!(one.fingerprint(), more.fingerprint());
+        // Written into files: it must not change from one build to the next.
+        assert_eq!(one.fingerprint(), 0xf38d_0ed0_52ac_8bca);
     }
 }

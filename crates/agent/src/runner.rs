@@ -41,6 +41,8 @@ pub struct Running {
     child: Option<Child>,
     /// The stop of a job whose keeper was killed.
     orphan: Option<StopDrive>,
+    /// Its stop leaves hardly any time to save anything.
+    hastened: bool,
 }
 
 /// What was found of an earlier agent's workload.
@@ -271,10 +273,13 @@ fn recover_one(files: WorkloadDir) -> Result<Option<Found>> {
         std::thread::sleep(Duration::from_millis(10));
         run = launch::read::<Run>(&files.run_file())?;
     }
+    let lives = |run: &Run| run.main.is_alive() || run.keeper.is_alive();
+    let run = run.filter(is_this_boot);
+    let is_there = run.as_ref().is_some_and(lives);
+    // Read after that look: a keeper writes it before it goes.
     let exit = launch::read::<Exit>(&files.exit_file())?;
     if let Some(run) = run
-        && is_this_boot(&run)
-        && (run.main.is_alive() || run.keeper.is_alive() || outlived_both(&launch, exit.as_ref()))
+        && (is_there || outlived_both(&launch, exit.as_ref()))
     {
         return Ok(Some(Found::Running(Box::new(Running::attach(launch, run, files)))));
     }
@@ -294,16 +299,30 @@ fn outlived_both(launch: &Launch, exit: Option<&Exit>) -> bool {
     launch.kind == Kind::Offline && exit.is_none() && left()
 }
 
+/// Sends a signal to a process; false when it is gone.
+fn tell(handle: Option<&OwnedFd>, process: ProcessKey, signal: i32) -> bool {
+    match handle {
+        Some(handle) => sys::pidfd_signal(handle.as_fd(), signal).is_ok(),
+        // No handle could be had; its id is still its own while it lives.
+        None => process.is_alive() && sys::kill(process.pid, signal).is_ok(),
+    }
+}
+
 impl Running {
     fn attach(launch: Launch, run: Run, files: WorkloadDir) -> Self {
         let keeper = run.keeper.open().ok();
         let main = run.main.open().ok();
-        Running { launch, run, files, keeper, main, child: None, orphan: None }
+        Running { launch, run, files, keeper, main, child: None, orphan: None, hastened: false }
     }
 
     /// The main process.
     pub fn main(&self) -> ProcessKey {
         self.run.main
+    }
+
+    /// A handle of its keeper, for whoever may have to stop it without waiting.
+    pub fn keeper_handle(&self) -> Option<OwnedFd> {
+        self.keeper.as_ref()?.try_clone().ok()
     }
 
     /// All its processes.
@@ -361,38 +380,51 @@ impl Running {
         let all_gone = self.kill();
         drop(self.launch.group.remove());
         let exit = Exit { all_gone, steps, run: self.launch.run_number(), ..Exit::unknown() };
-        launch::write(&self.files.exit_file(), &exit)?;
+        match launch::write(&self.files.exit_file(), &exit) {
+            // A service is to run again, also on a full disk: nobody asks how it ended.
+            Err(error) if self.launch.kind == Kind::Online => {
+                tracing::warn!(workload = self.launch.name, error = %error, "its end is not kept");
+            }
+            written => written?,
+        }
         Ok(Some(exit))
     }
 
     /// One turn of the stop of a job without a keeper; the steps it took, when it is over. The kernel
     /// has sent the program SIGTERM when the keeper died: it drains, and may save its state.
     fn stop_orphan(&mut self) -> Option<Vec<StepTaken>> {
-        let (launch, main) = (&self.launch, &self.main);
+        let (launch, main, run) = (&self.launch, &self.main, &self.run);
         let drive = self.orphan.get_or_insert_with(|| {
             tracing::warn!(workload = launch.name, "its keeper is gone: stopping it from here");
             StopDrive::begin(launch)
         });
+        if self.hastened {
+            drive.hasten();
+        }
         let signal = |signal: i32| {
             if let Some(main) = main {
                 drop(sys::pidfd_signal(main.as_fd(), signal));
             }
         };
-        let over = drive.turn(launch, self.run.main.is_alive(), signal);
+        let members = || match launch.group.tracks() {
+            true => launch.group.processes(),
+            false => process::with_below(run.main).unwrap_or_default(),
+        };
+        let over = drive.turn(launch, run.main.is_alive(), members, signal);
         over.then(|| drive.taken().to_vec())
     }
 
     /// Asks for a stop and comes back at once.
     pub fn ask_stop(&self) {
-        let (keeper, main) = (self.run.keeper, self.run.main);
-        let tell = |handle: Option<&OwnedFd>, process: ProcessKey| match handle {
-            Some(handle) => sys::pidfd_signal(handle.as_fd(), libc::SIGTERM).is_ok(),
-            // No handle could be had; its id is still its own while it lives.
-            None => process.is_alive() && sys::kill(process.pid, libc::SIGTERM).is_ok(),
-        };
-        if !tell(self.keeper.as_ref(), keeper) {
-            tell(self.main.as_ref(), main);
+        if !tell(self.keeper.as_ref(), self.run.keeper, libc::SIGTERM) {
+            tell(self.main.as_ref(), self.run.main, libc::SIGTERM);
         }
+    }
+
+    /// Leaves it hardly any time to save its state, whether its stop is under way or comes.
+    pub fn hasten(&mut self) {
+        tell(self.keeper.as_ref(), self.run.keeper, libc::SIGHUP);
+        self.hastened = true;
     }
 
     /// Waits until it has ended, for at most `limit`.

@@ -12,6 +12,9 @@
 //! | Terminate | `Reset`, and `terminate_client` for what is left | nothing is registered | `terminate_ms` |
 //! | Kill | | SIGKILL to the whole group | |
 //!
+//! Work that does not end within Drain would meet the stop signal: `terminate_client` cuts it off first,
+//! and the program saves what it has on the host.
+//!
 //! A job without a registered process holds nothing on the GPU: Drain, Release and Terminate end at
 //! once. Whoever drives the machine must see that the group is empty at the end.
 
@@ -19,6 +22,10 @@ use std::time::Duration;
 
 use muxflow_abi::control::Gate;
 use serde::{Deserialize, Serialize};
+
+/// What is left of the checkpoint window of a job whose memory the service waits for, from when the
+/// program was asked to save its state.
+pub const HASTENED_MS: u64 = 500;
 
 /// How long each step may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,10 +56,18 @@ impl Default for StopLimits {
 }
 
 impl StopLimits {
-    /// How long a stop takes when every step runs out.
+    /// How long a stop takes when every step runs out, and MPS answers neither before the signal nor
+    /// before the kill.
     pub fn whole(&self) -> Duration {
         let steps = [self.drain_ms, self.checkpoint_ms, self.release_ms, self.terminate_ms];
-        Duration::from_millis(steps.into_iter().fold(0, u64::saturating_add))
+        let steps = Duration::from_millis(steps.into_iter().fold(0, u64::saturating_add));
+        // Work and strangers are cut off before the signal, and what is left of both before the kill.
+        steps.saturating_add(self.cut_limit().saturating_mul(4))
+    }
+
+    /// How long MPS may take to cut off what cannot be drained, before a signal is sent all the same.
+    pub fn cut_limit(&self) -> Duration {
+        Duration::from_millis(self.terminate_ms.max(2_000))
     }
 }
 
@@ -105,7 +120,7 @@ pub enum Act {
     SetGate(Gate),
     /// Send the program its stop signal.
     SignalProgram,
-    /// Have MPS cut off the clients that are left.
+    /// Have MPS cut off the clients that have not done what the gate asks.
     TerminateClients,
     /// Kill the whole group; the stop is over then.
     KillGroup,
@@ -136,6 +151,17 @@ impl StopOrder {
     pub fn begin(limits: StopLimits, now_ms: u64) -> (Self, Act) {
         let order = StopOrder { limits, step: Step::Drain, since_ms: now_ms, taken: Vec::new() };
         (order, Act::SetGate(Gate::Drain))
+    }
+
+    /// Leaves the program no longer than this to save its state, from when it was asked to.
+    pub fn hasten(&mut self, checkpoint_ms: u64) {
+        self.limits.checkpoint_ms = self.limits.checkpoint_ms.min(checkpoint_ms);
+    }
+
+    /// What was asked for has been done: the time of the step counts from here on, not what it took
+    /// to cut off clients before the program was asked to save its state.
+    pub fn done(&mut self, now_ms: u64) {
+        self.since_ms = self.since_ms.max(now_ms);
     }
 
     /// Where it is.
@@ -184,6 +210,10 @@ impl StopOrder {
             self.step = self.next(sight);
             match self.step {
                 Step::Checkpoint => {
+                    if timed_out {
+                        // The signal must not meet work in flight.
+                        acts.push(Act::TerminateClients);
+                    }
                     acts.extend([Act::SetGate(Gate::Checkpoint), Act::SignalProgram]);
                     // The program must have had a chance to see the signal.
                     break;
@@ -245,7 +275,9 @@ mod tests {
     fn a_stubborn_job_goes_through_every_step() {
         let (mut order, _) = StopOrder::begin(LIMITS, 0);
         let stubborn = sight(true, 1, 0, 0);
-        assert_eq!(order.advance(20, stubborn).len(), 2);
+        let acts = order.advance(20, stubborn);
+        let asked = [Act::SetGate(Gate::Checkpoint), Act::SignalProgram];
+        assert_eq!(acts, [&[Act::TerminateClients], &asked[..]].concat(), "no work in flight");
         assert_eq!(order.advance(119, stubborn), []);
         assert_eq!(order.advance(120, stubborn), [Act::SetGate(Gate::Reset)]);
         assert_eq!(order.advance(140, stubborn), [Act::TerminateClients]);
@@ -266,6 +298,19 @@ mod tests {
         assert_eq!(acts, [Act::SetGate(Gate::Reset), Act::KillGroup]);
     }
 
+    #[test]
+    fn one_that_is_hastened_does_not_get_to_save_anything() {
+        let (mut order, _) = StopOrder::begin(LIMITS, 0);
+        order.hasten(0);
+        assert_eq!(order.advance(5, sight(true, 1, 1, 0)), [Act::SetGate(Gate::Reset)]);
+        let (mut order, _) = StopOrder::begin(LIMITS, 0);
+        assert_eq!(order.advance(5, sight(true, 1, 1, 0)).len(), 2, "it saves its state");
+        order.hasten(30);
+        order.hasten(1_000_000);
+        assert_eq!(order.advance(34, sight(true, 1, 1, 0)), []);
+        assert_eq!(order.advance(35, sight(true, 1, 1, 0)), [Act::SetGate(Gate::Reset)]);
+    }
+
     proptest! {
         #[test]
         fn every_stop_ends_in_order_and_in_bounded_time(
@@ -277,7 +322,12 @@ mod tests {
             for now_ms in 0..400u64 {
                 let at = usize::try_from(now_ms).unwrap();
                 let (main, live, drained, released) = *seen.get(at).unwrap_or(&(true, 1, 0, 0));
-                acts.extend(order.advance(now_ms, sight(main, live, drained, released)));
+                let now = order.advance(now_ms, sight(main, live, drained, released));
+                if let Some(at) = now.iter().position(|act| *act == Act::SignalProgram) {
+                    let cut = now[..at].contains(&Act::TerminateClients);
+                    prop_assert_eq!(cut, drained < live, "a signal meets no work in flight");
+                }
+                acts.extend(now);
                 prop_assert!(order.step() >= last, "a step was taken back");
                 last = order.step();
             }

@@ -52,6 +52,8 @@ fn shell(runner: &Runner, kind: Kind, name: &str, script: &str) -> Launch {
         stop: StopLimits { checkpoint_ms: 1_000, ..StopLimits::default() },
         online_grace_ms: 1_000,
         agent: ProcessKey::own(),
+        fingerprint: 0,
+        outside_mps: false,
     }
 }
 
@@ -107,6 +109,39 @@ fn what_cannot_be_started_says_why() {
     ));
 }
 
+/// The next write of these files of a workload finds no room.
+fn fill(runner: &Runner, launch: &Launch, files: &[&str]) -> Vec<PathBuf> {
+    let dir = runner.log_file(launch.kind, &launch.name, "stdout").parent().unwrap().to_owned();
+    let full = |file: &&str| {
+        let path = dir.join(file).with_extension("new");
+        std::os::unix::fs::symlink("/dev/full", &path).unwrap();
+        path
+    };
+    files.iter().map(full).collect()
+}
+
+#[test]
+fn a_service_that_dies_on_a_full_disk_is_known_to_be_gone_and_can_start_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let runner = runner(dir.path());
+    let launch = shell(&runner, Kind::Online, "full", "sleep 300");
+    let mut service = runner.start(launch.clone()).unwrap();
+    let files = fill(&runner, &launch, &["exit.json", "launch.json"]);
+    sys::kill(service.main().pid, libc::SIGKILL).unwrap();
+    let exit = ended(&mut service);
+    assert_eq!((exit.code, exit.signal), (None, None), "nobody could write it down");
+    let again = |launch: &Launch| {
+        let group = runner.group(Kind::Online, &launch.name, &launch.limits).unwrap();
+        runner.start(Launch { group, ..launch.clone() })
+    };
+    let error = again(&launch).unwrap_err().to_string();
+    assert!(error.contains("launch.new"), "whoever tries again says why: {error}");
+    files.iter().for_each(|path| fs::remove_file(path).unwrap());
+    let mut service = again(&launch).unwrap();
+    service.ask_stop();
+    ended(&mut service);
+}
+
 #[test]
 fn nothing_runs_twice() {
     let dir = tempfile::tempdir().unwrap();
@@ -160,6 +195,30 @@ fn a_stop_lets_the_program_save_and_then_takes_all_of_it() {
     assert_eq!((exit.signal, exit.all_gone), (Some(libc::SIGKILL), true));
     assert!(exit.steps.iter().any(|step| step.timed_out), "{:?}", exit.steps);
     assert!(began.elapsed() < Duration::from_secs(6), "bounded by the limits of the steps");
+}
+
+#[test]
+fn a_stop_that_is_hastened_waits_for_no_one_who_saves() {
+    let dir = tempfile::tempdir().unwrap();
+    let runner = runner(dir.path());
+    let script = "trap 'sleep 300' TERM; echo ready; while :; do sleep 0.02; done";
+    for before in [true, false] {
+        // A name of its own: output is kept, and the word of the other would be found in it.
+        let name = if before { "hastened-before" } else { "hastened-after" };
+        let mut launch = shell(&runner, Kind::Offline, name, script);
+        launch.stop.checkpoint_ms = 300_000;
+        let mut slow = runner.start(launch).unwrap();
+        until("ready", || log(&slow).contains("ready"));
+        if before {
+            slow.hasten();
+            assert_eq!(slow.wait(Duration::from_millis(200)).unwrap(), None, "it is no stop");
+        }
+        slow.ask_stop();
+        slow.hasten();
+        let exit = ended(&mut slow);
+        assert_eq!((exit.stop, exit.all_gone), (Some(StopCause::Asked), true));
+        assert!(exit.steps.iter().any(|step| step.timed_out), "{:?}", exit.steps);
+    }
 }
 
 #[test]

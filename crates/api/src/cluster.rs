@@ -261,7 +261,8 @@ pub struct Summary {
     /// Mean over GPUs and the kept history: share of time with a kernel running.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_util_pct: Option<f64>,
-    /// The same over the moments without a job on the GPU: what it would be without sharing.
+    /// The same over the moments without a job, a mean of each GPU's mean; GPUs with fewer than 30 such
+    /// readings are left out, as nobody knows what they would be without sharing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_util_without_pct: Option<f64>,
     /// Mean SM activity.
@@ -270,7 +271,7 @@ pub struct Summary {
     /// Mean of the services' own part of it: what it would be without sharing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sm_activity_without_pct: Option<f64>,
-    /// Time that jobs would have needed alone, divided by the time they took.
+    /// Time that jobs beside services would have needed alone, divided by the time they took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oversold_gpu: Option<f64>,
     /// Seconds of running that this figure rests on.

@@ -329,7 +329,8 @@ pub struct JobList {
 /// A piece of a job's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LogPiece {
-    /// Where it begins.
+    /// Where it begins, counted from the first byte that the job ever wrote; later than was asked for
+    /// where what came before is no longer kept.
     pub offset: u64,
     /// Where to read on.
     pub next_offset: u64,
@@ -337,8 +338,6 @@ pub struct LogPiece {
     pub text: String,
     /// The job has ended and this is the end of its output.
     pub end: bool,
-    /// The output was rotated since `offset` was told: it begins anew.
-    pub rotated: bool,
 }
 
 /// What a cancellation came to.

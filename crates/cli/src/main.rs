@@ -32,7 +32,10 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             eprintln!("muxflow: {error:#}");
-            ExitCode::FAILURE
+            match error.is::<cmd::patience::Lost>() {
+                true => ExitCode::from(cmd::patience::LOST),
+                false => ExitCode::FAILURE,
+            }
         }
     }
 }
@@ -42,4 +45,28 @@ fn main() -> ExitCode {
 fn end_with_the_reader() {
     // SAFETY: the default action of a signal touches nothing of this program.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The commands of the README and of the page on one machine, as they are written there.
+    #[test]
+    fn commands_in_the_documents_are_understood() {
+        let texts = [include_str!("../../../README.md"), include_str!("../../../docs/manager.md")]
+            .join("\n");
+        let mut seen = 0;
+        for line in texts.lines() {
+            let line = line.trim().trim_start_matches("target/debug/");
+            let Some(command) = line.strip_prefix("muxflow ") else { continue };
+            let command = command.split(['#', '>', '|']).next().unwrap_or_default();
+            let words = std::iter::once("muxflow").chain(command.split_whitespace());
+            if let Err(error) = Cli::try_parse_from(words) {
+                unreachable!("{line}: {error}");
+            }
+            seen += 1;
+        }
+        assert!(seen > 20, "only {seen} commands were found");
+    }
 }

@@ -6,6 +6,7 @@
 //	kubernetes etcd --data-dir …
 //	kubernetes kube-apiserver --etcd-servers …
 //	kubernetes helm-template CHART NAMESPACE
+//	kubernetes kustomize-build FOLDER
 //
 // With EXIT_WITH_STDIN=1 the program ends when its standard input is closed, so that no part outlives
 // the test that started it, however that test ends.
@@ -37,6 +38,12 @@ var parts = map[string]func() *cobra.Command{
 	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 }
 
+// renderers print manifests, as the tools of their names do.
+var renderers = map[string]func([]string) error{
+	"helm-template":   helmTemplate,
+	"kustomize-build": kustomizeBuild,
+}
+
 func exitWithStdin() {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	os.Exit(3)
@@ -44,7 +51,7 @@ func exitWithStdin() {
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: kubernetes etcd|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|helm-template [flags]")
+		fmt.Fprintln(os.Stderr, "usage: kubernetes etcd|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|helm-template|kustomize-build [flags]")
 		os.Exit(2)
 	}
 	if os.Getenv("EXIT_WITH_STDIN") == "1" {
@@ -52,8 +59,8 @@ func main() {
 	}
 	part := os.Args[1]
 	os.Args = append([]string{part}, os.Args[2:]...)
-	if part == "helm-template" {
-		if err := helmTemplate(os.Args[1:]); err != nil {
+	if render, known := renderers[part]; known {
+		if err := render(os.Args[1:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

@@ -1,7 +1,7 @@
 //! Finds the programs of a Kubernetes for tests, or builds them.
 //!
-//! There are two Go modules. `kubernetes/` is etcd, the control plane and the kubelet in one
-//! program: it requires `k8s.io/kubernetes` and replaces the parts that Kubernetes keeps in its own
+//! There are two Go modules. `kubernetes/` is etcd, the control plane, the kubelet and the engines of
+//! Helm and kustomize in one program: it requires `k8s.io/kubernetes` and replaces the parts that Kubernetes keeps in its own
 //! tree by their published modules. `containerd/` is the container runtime of a node. Results are
 //! kept under names that depend on a module's files, so that a change of version is a new build and
 //! the old one stays usable for other checkouts that share the cache. It is a crate of its own,
@@ -20,7 +20,7 @@ use std::process::{Command, Stdio};
 pub enum Error {
     /// It is not there and cannot be built here.
     #[error(
-        "no Kubernetes to test against: {why}. Install Go 1.21 or later with access to the Go module proxy, or set {PROGRAM_VARIABLE} to a program built by `cargo xtask kubernetes build`"
+        "no Kubernetes to test against: {why}. Install Go 1.21 or later with access to the Go module proxy, or set {PROGRAM_VARIABLE} and {RUNTIME_VARIABLE} to what `cargo xtask kubernetes build` has built elsewhere"
     )]
     Unavailable {
         /// What is missing.
@@ -48,6 +48,8 @@ pub enum Error {
 
 /// Names a program that is already built.
 pub const PROGRAM_VARIABLE: &str = "MUXFLOW_KUBERNETES_PROGRAM";
+/// Names a folder with the programs of the container runtime, already built.
+pub const RUNTIME_VARIABLE: &str = "MUXFLOW_KUBERNETES_RUNTIME";
 /// Names a folder in which builds are kept, to share it between checkouts.
 pub const CACHE_VARIABLE: &str = "MUXFLOW_KUBERNETES_CACHE";
 /// The version that `kubernetes/go.mod` requires; the API server reports it.
@@ -62,6 +64,7 @@ const KUBERNETES: Sources = &[
     ("go.mod", include_str!("../kubernetes/go.mod")),
     ("go.sum", include_str!("../kubernetes/go.sum")),
     ("helm.go", include_str!("../kubernetes/helm.go")),
+    ("kustomize.go", include_str!("../kubernetes/kustomize.go")),
     ("main.go", include_str!("../kubernetes/main.go")),
 ];
 
@@ -95,13 +98,8 @@ fn place(name: &str, version: &str, sources: Sources) -> PathBuf {
 /// The program: the one that is named, the one in the cache, or a new build. Waits while another
 /// process builds the same.
 pub fn find_or_build() -> Result<PathBuf, Error> {
-    if let Some(named) = std::env::var_os(PROGRAM_VARIABLE) {
-        let path = PathBuf::from(named);
-        if !path.is_file() {
-            let why = format!("{PROGRAM_VARIABLE} names {}, which is no file", path.display());
-            return Err(Error::Unavailable { why });
-        }
-        return Ok(path);
+    if let Some(path) = std::env::var_os(PROGRAM_VARIABLE).map(PathBuf::from) {
+        return whole(PROGRAM_VARIABLE, &[&path]).map(|()| path);
     }
     let program = place("kubernetes", VERSION, KUBERNETES);
     once(&program, |partial| {
@@ -120,14 +118,32 @@ pub fn find_or_build() -> Result<PathBuf, Error> {
 }
 
 /// The folder with the programs of the container runtime: `containerd`, its shim and `pause`. As
-/// [`find_or_build`], but for the program that may be named.
+/// [`find_or_build`].
 pub fn find_or_build_runtime() -> Result<PathBuf, Error> {
+    if let Some(folder) = std::env::var_os(RUNTIME_VARIABLE).map(PathBuf::from) {
+        let programs = RUNTIME_PROGRAMS.map(|name| folder.join(name));
+        return whole(RUNTIME_VARIABLE, &programs).map(|()| folder);
+    }
     let folder = place("containerd", RUNTIME_VERSION, CONTAINERD);
     once(&folder, |partial| {
         fs::create_dir_all(partial).map_err(file("create", partial))?;
         build("src-containerd", CONTAINERD, "-s -w", &["./...".as_ref()], partial)
     })?;
     Ok(folder)
+}
+
+/// What the folder of the container runtime holds.
+const RUNTIME_PROGRAMS: [&str; 3] = ["containerd", "containerd-shim-runc-v2", "pause"];
+
+/// Whether all that a variable names is there.
+fn whole(variable: &str, files: &[impl AsRef<Path>]) -> Result<(), Error> {
+    match files.iter().map(AsRef::as_ref).find(|path| !path.is_file()) {
+        None => Ok(()),
+        Some(path) => {
+            let why = format!("{variable} leads to {}, which is no file", path.display());
+            Err(Error::Unavailable { why })
+        }
+    }
 }
 
 /// Makes something unless it is there. It has a name of its own until it is whole: a build that is
@@ -245,6 +261,15 @@ fn file(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Err
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_named_must_be_there() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
+        assert!(whole(RUNTIME_VARIABLE, &[&here]).is_ok());
+        let gone = here.with_extension("gone");
+        let said = whole(RUNTIME_VARIABLE, &[&here, &gone]).unwrap_err().to_string();
+        assert!(said.contains("lib.gone") && said.contains(RUNTIME_VARIABLE), "{said}");
+    }
 
     #[test]
     fn the_version_is_the_one_that_the_module_requires() {

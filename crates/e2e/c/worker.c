@@ -12,9 +12,11 @@
  *   want=FILE    MiB to hold, read again and again: grows by one step of 64 MiB with each request
  *   piece=MIB    memory held from the start, in one piece; without it, it leaves with 4
  *   scratch=MIB  memory taken and given back by each request
+ *   save=S       needs so many seconds to save its state when it is told to leave
  *   stubborn     stays after an error of the driver, with its context, and does nothing more
  * Leaves with 3 on an error of the driver, which it prints. */
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +28,7 @@
 
 static void *cuda;
 static FILE *record;
-static int stubborn;
+static int stubborn, save_s;
 
 static unsigned long long now_us(void) {
     struct timespec t;
@@ -64,6 +66,12 @@ static void out_of_memory(void) {
     if (record) { fprintf(record, "%llu oom\n", now_us()); fflush(record); }
 }
 
+static void save(int signal) {
+    (void)signal;
+    for (unsigned left = (unsigned)save_s; left > 0; left = sleep(left)) {}
+    _exit(0);
+}
+
 int main(int argc, char **argv) {
     if (argc < 5) return 2;
     const char *want = 0, *hold = 0;
@@ -74,8 +82,10 @@ int main(int argc, char **argv) {
         else if (!strncmp(argv[i], "scratch=", 8)) scratch = atol(argv[i] + 8);
         else if (!strcmp(argv[i], "stubborn")) stubborn = 1;
         else if (!strncmp(argv[i], "piece=", 6)) piece = atol(argv[i] + 6);
+        else if (!strncmp(argv[i], "save=", 5)) save_s = atoi(argv[i] + 5);
         else return 2;
     }
+    if (save_s) signal(SIGTERM, save);
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
     if (!cuda) { fprintf(stderr, "%s\n", dlerror()); return 2; }
     char name[128], ptx[512];

@@ -34,6 +34,20 @@ fn locked<T>(step: impl FnOnce() -> T) -> T {
     step()
 }
 
+/// Cargo without what it has told this test about its package: build scripts that ask for these
+/// variables would run again, and everything above them be compiled again, at each change of who asks.
+#[must_use]
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(env!("CARGO"));
+    let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()) {
+        if told(&name) {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
+}
+
 /// Runs a command that must succeed.
 pub fn must(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -54,7 +68,7 @@ pub fn products() -> &'static Path {
     PATH.get_or_init(|| {
         let emulated = ["emulated-gpu", "emulated-cuda", "emulated-nvml", "emulated-dcgm"];
         let parts = ["cli", "agent", "examples"].into_iter().chain(emulated);
-        let mut build = Command::new(env!("CARGO"));
+        let mut build = cargo();
         build.args(["build", "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
         for part in parts {
             build.args(["-p", &format!("muxflow-{part}")]);
@@ -73,7 +87,7 @@ pub fn xcuda() -> &'static Path {
         }
         locked(|| {
             must(
-                Command::new(env!("CARGO"))
+                cargo()
                     .args(["build", "--quiet", "--profile", "xcuda", "-p", "muxflow-xcuda"])
                     .current_dir(env!("CARGO_MANIFEST_DIR")),
             );

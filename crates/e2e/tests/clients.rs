@@ -97,7 +97,7 @@ fn python_client(name: &str) {
 #[test]
 fn cudarc() {
     // Cargo builds the examples of a package with its tests, but tells no test where they are.
-    let mut build = Command::new(env!("CARGO"));
+    let mut build = build::cargo();
     build.args(["build", "--quiet", "--workspace", "--example", "cudarc_client"]);
     build::must(build.current_dir(workspace()));
     let client = build::target().join("debug/examples/cudarc_client");

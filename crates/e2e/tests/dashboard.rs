@@ -15,8 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use muxflow_agent::cgroup::Cgroups;
+use muxflow_api::cluster::{PairingList, Summary};
+use muxflow_api::service::ServiceList;
 use muxflow_e2e::browser::{self, Browser};
 use muxflow_e2e::build::{must, products, xcuda};
+use muxflow_manager::client::{Client, Place};
 
 const LONG: Duration = Duration::from_secs(120);
 /// How light the page is, the colours of its charts, and every visible text whose contrast to what is
@@ -167,6 +170,53 @@ impl World {
     }
 }
 
+/// The page says what the API says. Both change all the time: at one moment they must be the same.
+fn says_what_the_api_says(
+    page: &mut Browser,
+    what: &str,
+    shown: &str,
+    told: impl Fn() -> Option<String>,
+) {
+    let deadline = Instant::now() + LONG;
+    loop {
+        let (told, shown) = (told(), page.value(shown));
+        if told.as_deref() == shown.as_str() && told.is_some() {
+            println!("MEASURED {what}: {shown}");
+            return;
+        }
+        assert!(Instant::now() < deadline, "{what}: the page has {shown}, the API {told:?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// One utilisation, one latency against its SLO, one pair with predicted and seen speed.
+fn numbers(world: &World, page: &mut Browser) {
+    let socket = Path::new("/dev/shm").join(&world.label).join("manager.sock");
+    let api = Client::new(Place::Socket(socket)).unwrap();
+    let tile = "[...document.querySelectorAll('#tiles .tile')].find((tile) => tile.querySelector('dt').innerText === 'GPU utilisation').querySelector('dd').firstChild.data";
+    says_what_the_api_says(page, "utilisation", tile, || {
+        let summary: Summary = api.get("/v1/summary").unwrap();
+        summary.gpu_util_pct.map(|pct| format!("{pct:.0} %"))
+    });
+    let latency = "[...document.querySelectorAll('#service-list tbody tr')].find((row) => row.cells[0].innerText === 'vision').cells[5].innerText.trim()";
+    says_what_the_api_says(page, "latency", latency, || {
+        let list: ServiceList = api.get("/v1/services").unwrap();
+        let vision = list.items.iter().find(|service| service.declared.name == "vision")?;
+        Some(format!("{:.1} ms of 120 ms", vision.latency.p99_ms?))
+    });
+    let row = "[...document.querySelectorAll('#pairing-list tbody tr')].map((row) => [...row.cells].map((cell) => cell.innerText.trim()))";
+    let pair = format!(
+        "{row}.filter((c) => c[1] !== 'none' && c[4] !== 'not known yet' && c[5] !== 'not known yet').map((c) => `${{c[1]}} ${{c[2]}} ${{c[4]}} ${{c[5]}}`)[0] ?? ''"
+    );
+    says_what_the_api_says(page, "predicted and seen speed", &pair, || {
+        let list: PairingList = api.get("/v1/pairings").unwrap();
+        list.items.iter().find_map(|pair| {
+            let (service, seen) = (pair.service.as_ref()?, pair.seen_speed?);
+            Some(format!("{service} {} {:.2} {seen:.2}", pair.job, pair.predicted_speed?))
+        })
+    });
+}
+
 fn ask(port: u16) -> Option<()> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
@@ -223,6 +273,36 @@ fn browser(world: &World) -> Option<Browser> {
     }
 }
 
+/// Who reads a chart by key keeps it, and the moment that is read, while it is drawn anew.
+fn a_chart_with_the_focus_goes_on(page: &mut Browser) {
+    page.value("document.querySelector('#gpu-list svg').focus()");
+    page.press("ArrowLeft", 37);
+    let line = "document.querySelector('#gpu-list svg .a-online').getAttribute('d')";
+    let before = page.value(line);
+    page.wait("the chart goes on", &format!("{line} !== {before}"));
+    let holder = page.value("document.activeElement.dataset.focus");
+    assert_eq!(holder, "GPU 0", "the focus stays");
+    let caption = page.value("document.querySelector('#gpu-list figcaption').innerText");
+    let read = caption.as_str().unwrap();
+    assert!(read.as_bytes().get(2) == Some(&b':'), "a moment is read still: {read}");
+    page.value("document.activeElement.blur()");
+}
+
+/// What runs stays in sight, and what is left out is counted.
+fn a_long_queue_is_cut(world: &World, page: &mut Browser) {
+    let trainer = world.built.join("muxflow-example-training");
+    let words = ["submit", "--array", "0-249", "--", trainer.to_str().unwrap(), "--iterations"];
+    world.muxflow(&[&words[..], &["0"]].concat());
+    page.wait(
+        "the rest is counted",
+        "/… and \\d+ more; muxflow jobs/.test(document.getElementById('job-list').innerText)",
+    );
+    page.wait(
+        "what runs comes first",
+        "document.querySelector('#job-list tbody tr').cells[3].innerText === 'running'",
+    );
+}
+
 #[test]
 fn the_page_shows_what_runs_and_can_be_used_by_keyboard_on_a_small_screen() {
     let world = World::start();
@@ -255,6 +335,7 @@ fn the_page_shows_what_runs_and_can_be_used_by_keyboard_on_a_small_screen() {
         "latency is held against the SLO",
         "/of 120 ms/.test(document.getElementById('service-list').innerText)",
     );
+    numbers(&world, &mut page);
     // A GPU with a service and a job: a throttled clock makes the job leave it.
     page.wait(
         "a job is beside a service",
@@ -297,6 +378,9 @@ fn the_page_shows_what_runs_and_can_be_used_by_keyboard_on_a_small_screen() {
     }
     assert_ne!(backs[0], backs[1], "dark has other colours");
     assert_eq!((&backs[0], &backs[1]), (&backs[2], &backs[3]), "whatever the size of the screen");
+    page.appear(1200, 900, false);
+    a_chart_with_the_focus_goes_on(&mut page);
+    a_long_queue_is_cut(&world, &mut page);
     assert!(page.errors.is_empty(), "{:#?}", page.errors);
 }
 

@@ -4,15 +4,21 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use muxflow_e2e::build::{products, xcuda};
 use muxflow_e2e::default_signals;
+
+/// Latencies are real: one demo at a time.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// A temporary directory of its own, so that what is left behind is seen.
 fn demo(seconds: u32, dir: &tempfile::TempDir, out: Stdio) -> Child {
@@ -27,6 +33,9 @@ fn demo(seconds: u32, dir: &tempfile::TempDir, out: Stdio) -> Child {
         .spawn()
         .unwrap()
 }
+
+/// Of the terminal that a person looks at.
+const COLUMNS: u16 = 80;
 
 /// Processes, shared memory, directories and control groups of a demo that was process `pid`.
 fn left_behind(pid: u32, dir: &tempfile::TempDir) -> Vec<String> {
@@ -57,10 +66,10 @@ fn left_behind(pid: u32, dir: &tempfile::TempDir) -> Vec<String> {
     left
 }
 
-/// A terminal of 40 lines of 120 characters: the end that a person looks at, and the program's.
+/// The usual terminal, of 24 lines of 80 characters: the end that a person looks at, and the program's.
 fn terminal() -> (OwnedFd, OwnedFd) {
     let (mut ours, mut theirs) = (-1, -1);
-    let size = libc::winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+    let size = libc::winsize { ws_row: 24, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: two integers and a size to read from, no name, no settings.
     let made = unsafe {
         libc::openpty(&mut ours, &mut theirs, std::ptr::null_mut(), std::ptr::null(), &size)
@@ -99,10 +108,19 @@ fn check_frames(text: &str) {
         gpus && frame.contains("SM activity") && frame.contains('█') && frame.contains("train-")
     });
     assert!(busy.count() > 5, "no frame shows four GPUs with jobs: {:?}", frames.last());
+    // A line that the terminal breaks in two would not be erased whole.
+    for frame in frames.iter().filter(|frame| frame.contains("SM activity")) {
+        let lines: Vec<&str> = frame.split("\r\n").take_while(|line| !line.is_empty()).collect();
+        let from = lines.iter().position(|line| line.contains(" of the day")).unwrap();
+        let drawn = lines[from..].iter().map(|line| line.split('\x1b').next().unwrap());
+        let long: Vec<&str> = drawn.filter(|line| line.chars().count() > COLUMNS.into()).collect();
+        assert_eq!(long, Vec::<&str>::new(), "{frame}");
+    }
 }
 
 #[test]
 fn the_demo_shows_what_protection_is_worth() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().unwrap();
     let (ours, theirs) = terminal();
     let child = demo(12, &dir, theirs.into());
@@ -125,26 +143,44 @@ fn the_demo_shows_what_protection_is_worth() {
     assert_eq!(number(alone, "iterations"), 0.0);
     assert!(number(with, "iterations") > 0.0 && number(without, "iterations") > 0.0, "{json}");
     assert!(number(with, "sm_activity_pct") > number(alone, "sm_activity_pct"), "{json}");
-    assert_eq!(without["injected"].as_array().unwrap().len(), 2, "{json}");
+    // Both errors happened in both: else a table that looks well would say nothing.
+    for phase in [with, without] {
+        assert_eq!(phase["injected"].as_array().unwrap().len(), 2, "{json}");
+    }
+    // A job that is ended beside a service costs it nothing.
+    let sigterm = &with["injected"][1];
+    assert!(sigterm["what"].as_str().unwrap().contains("SIGTERM"), "{json}");
+    assert_eq!(sigterm["failed_after"].as_u64(), Some(0), "{json}");
     assert!(failed(without) > 0, "without protection an error reaches the clients: {json}");
     assert!(failed(with) < failed(without), "{json}");
+    // Its context is lost with the job's, and it is back before the day is over.
+    assert!(number(with, "replica_restarts") >= 1.0, "{json}");
     assert!(number(with, "replicas_out_s") < number(without, "replicas_out_s"), "{json}");
     assert_eq!(left_behind(pid, &dir), Vec::<String>::new());
 }
 
 #[test]
-fn ctrl_c_at_any_moment_leaves_nothing() {
+fn interrupted_at_any_moment_it_leaves_nothing() {
     // Moments of start, of the first phase, and of the second with jobs on the GPUs; the first ones
-    // drawn anew each time.
+    // drawn anew each time. By Ctrl-C, by a reader that has seen enough, by a terminal that is closed.
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let drawn = u64::from(std::time::UNIX_EPOCH.elapsed().unwrap().subsec_micros() % 1_500);
-    for after_ms in [drawn / 10, 100 + drawn, 7_000 + drawn, 22_000 + drawn] {
+    for (after_ms, by) in [
+        (drawn / 10, Some(libc::SIGINT)),
+        (100 + drawn, None),
+        (7_000 + drawn, Some(libc::SIGHUP)),
+        (22_000 + drawn, Some(libc::SIGINT)),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let mut child = demo(8, &dir, Stdio::piped());
         let pid = child.id();
         std::thread::sleep(Duration::from_millis(after_ms));
         assert!(child.try_wait().unwrap().is_none(), "over after {after_ms} ms already");
-        // SAFETY: plain system call with numbers.
-        unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGINT) };
+        match by {
+            // SAFETY: plain system call with numbers.
+            Some(signal) => drop(unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) }),
+            None => drop(child.stdout.take()),
+        }
         let deadline = Instant::now() + Duration::from_secs(60);
         while child.try_wait().unwrap().is_none() {
             assert!(Instant::now() < deadline, "it goes on, interrupted after {after_ms} ms");
@@ -160,4 +196,85 @@ fn ctrl_c_at_any_moment_leaves_nothing() {
             assert!(text.contains("| GPU 0 ") && text.contains(" p99 "), "{text}");
         }
     }
+}
+
+/// What a path of the dashboard's server answers: its status line.
+fn answer(address: &str, path: &str, token: Option<&str>) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let by = token.map_or_else(String::new, |t| format!("Authorization: Bearer {t}\r\n"));
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: demo\r\n{by}Connection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    BufReader::new(stream).read_line(&mut text).unwrap();
+    text
+}
+
+/// Looks at the dashboard as the printed line says; its address and token.
+fn look_at(line: &str) -> (String, String) {
+    let url = line.split("http://").nth(1).unwrap();
+    let (address, token) = url.split_once("/dashboard#token=").unwrap();
+    assert!(answer(address, "/dashboard", None).contains(" 200 "), "{line}");
+    assert!(answer(address, "/v1/health", Some(token)).contains(" 200 "), "{line}");
+    assert!(answer(address, "/v1/health", Some("another")).contains(" 401 "), "{line}");
+    (address.to_owned(), token.to_owned())
+}
+
+#[test]
+fn the_dashboard_stays_where_it_is_and_is_not_for_everybody() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = demo(5, &dir, Stdio::piped());
+    let pid = child.id();
+    let mut doors = BTreeSet::new();
+    let mut browser = None;
+    let mut phases = 0;
+    for line in BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok) {
+        if !line.contains("dashboard: ") {
+            continue;
+        }
+        phases += 1;
+        let (address, token) = look_at(&line);
+        // Somebody looks at it; a shell shows its further arguments, as a browser does.
+        browser.get_or_insert_with(|| {
+            let url = format!("http://{address}/dashboard#token={token}");
+            Command::new("sh").args(["-c", "sleep 600; true", "browser", &url]).spawn().unwrap()
+        });
+        assert!(token.len() == 32 && token.chars().all(|c| c.is_ascii_hexdigit()), "{token}");
+        doors.insert((address, token));
+        for place in [PathBuf::from("/dev/shm"), dir.path().to_owned()] {
+            let label = format!("muxflow-demo-{pid}-");
+            let mut entries = std::fs::read_dir(place).unwrap().flatten();
+            let ours = entries.find(|e| e.file_name().to_string_lossy().starts_with(&label));
+            let mode = ours.unwrap().metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o700);
+        }
+    }
+    let output = child.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{errors}", output.status);
+    assert_eq!((phases, doors.len()), (3, 1), "one address for all: {doors:?}");
+    let mut browser = browser.unwrap();
+    assert!(browser.try_wait().unwrap().is_none(), "the sweep ended somebody's browser");
+    browser.kill().unwrap();
+    browser.wait().unwrap();
+}
+
+#[test]
+fn interrupted_while_a_job_is_measured_it_begins_nothing_more() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = demo(60, &dir, Stdio::piped());
+    let pid = child.id();
+    let mut said = String::new();
+    for line in BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok) {
+        if line.contains("measuring a job alone") {
+            std::thread::sleep(Duration::from_millis(500));
+            // SAFETY: plain system call with numbers.
+            unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGINT) };
+        }
+        said += &format!("{line}\n");
+    }
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("interrupted") && !said.contains("dashboard: "), "{said}");
+    assert_eq!(left_behind(pid, &dir), Vec::<String>::new(), "{said}");
 }

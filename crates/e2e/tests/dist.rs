@@ -15,7 +15,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use muxflow_agent::cgroup::Cgroups;
-use muxflow_e2e::build::must;
+use muxflow_e2e::build::{self, must};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -24,7 +24,7 @@ fn unpacked(dir: &Path) -> PathBuf {
     let (packed, elsewhere) = (dir.join("packed"), dir.join("elsewhere"));
     fs::create_dir_all(&elsewhere).unwrap();
     must(
-        Command::new(env!("CARGO"))
+        build::cargo()
             .args(["run", "--quiet", "-p", "xtask", "--", "dist", "--profile", "dev", "--out"])
             .arg(&packed)
             .current_dir(env!("CARGO_MANIFEST_DIR")),
@@ -139,6 +139,7 @@ fn the_tarball_works_where_it_is_unpacked() {
         assert!(size.as_ref().is_ok_and(|size| *size > 0), "{part}: {size:?}");
     }
     assert!(!tree.join("bin/nvidia-cuda-mps-control").exists(), "it would hide the real one");
+    check_files(&tree, dir.path());
 
     let nowhere = dir.path().join("nowhere");
     let help = text(&muxflow(&tree, &nowhere, &["demo", "--help"]));
@@ -167,6 +168,58 @@ fn the_tarball_works_where_it_is_unpacked() {
     assert!(described.contains("done"), "{described}");
     drop(up);
     without_root(&tree, dir.path());
+}
+
+/// A program that reads files of the tarball; none where it is not installed, which CI does not allow.
+fn reader(program: &str, package: &str) -> Option<Command> {
+    if Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success()) {
+        return Some(Command::new(program));
+    }
+    println!("SKIPPED: install {package} to see what {program} says");
+    assert!(std::env::var_os("CI").is_none(), "CI has {package}");
+    None
+}
+
+/// What reads them must be content: the shell with the completions, `man` with every page, systemd with
+/// the unit.
+fn check_files(tree: &Path, dir: &Path) {
+    let says_nothing = |command: &mut Command| {
+        let output = command.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && errors.is_empty(), "{command:?}: {errors}");
+        output.stdout
+    };
+    if let Some(mut bash) = reader("bash", "bash") {
+        says_nothing(bash.arg("-n").arg(tree.join("share/bash-completion/completions/muxflow")));
+        // Loaded, it completes the commands of the program.
+        let script = "source \"$1\"; COMP_WORDS=(muxflow desc); COMP_CWORD=1; _muxflow muxflow desc muxflow; echo \"${COMPREPLY[@]}\"";
+        let completed = Command::new("bash")
+            .args(["-c", script, "bash"])
+            .arg(tree.join("share/bash-completion/completions/muxflow"))
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&completed.stdout).trim(), "describe", "{completed:?}");
+    }
+    if reader("man", "man-db").is_some() {
+        for page in fs::read_dir(tree.join("share/man/man1")).unwrap().flatten() {
+            let mut man = Command::new("man");
+            man.args(["--warnings", "-l"])
+                .arg(page.path())
+                .env("MANWIDTH", "80")
+                .env("LC_ALL", "C.UTF-8");
+            let text = String::from_utf8_lossy(&says_nothing(&mut man)).into_owned();
+            assert!(text.contains("SYNOPSIS"), "{}: {text}", page.path().display());
+        }
+    }
+    if let Some(mut systemd) = reader("systemd-analyze", "systemd") {
+        // The program is where this tarball is, not where a person would install it.
+        let unit = fs::read_to_string(tree.join("lib/systemd/system/muxflow.service")).unwrap();
+        let program = tree.join("bin/muxflow");
+        let unit = unit.replace("/usr/local/bin/muxflow", program.to_str().unwrap());
+        let copy = dir.join("muxflow.service");
+        fs::write(&copy, unit).unwrap();
+        says_nothing(systemd.args(["verify", "--man=no"]).arg(&copy));
+    }
 }
 
 /// A user that no machine gives anything to.

@@ -17,7 +17,7 @@ use muxflow_e2e::{Job, Outcome, build, stub_driver};
 #[expect(clippy::print_stderr, reason = "a skipped test must be seen")]
 fn headers() -> Option<[(u32, PathBuf, PathBuf, PathBuf); 2]> {
     build::must(
-        Command::new(env!("CARGO"))
+        build::cargo()
             .args(["run", "--quiet", "-p", "xtask", "--", "codegen", "--check"])
             .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")),
     );

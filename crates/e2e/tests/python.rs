@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use muxflow_e2e::build::{must, target};
+use muxflow_e2e::build::{cargo, must, target};
 use muxflow_e2e::python::{python, script};
 use muxflow_emulated_gpu::launcher::{Plan, Running, start};
 use muxflow_emulated_gpu::node::parse_gpus;
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 /// A node with these GPUs, in a directory that goes with it.
 fn node(gpus: &str) -> (Running, tempfile::TempDir) {
-    let mut build = Command::new(env!("CARGO"));
+    let mut build = cargo();
     build.args(["build", "--quiet", "-p", "muxflow-emulated-gpu", "-p", "muxflow-emulated-cuda"]);
     build.args(["-p", "muxflow-emulated-nvml", "-p", "muxflow-examples"]);
     must(build.current_dir(env!("CARGO_MANIFEST_DIR")));

@@ -71,7 +71,8 @@ pub(crate) fn value(device: &Device, attribute: i32) -> i32 {
         | a::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
         | a::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR
         | a::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED => 1,
-        a::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES => 1,
+        // Pools cannot be handed to other processes.
+        a::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES => 0,
         _ => 0,
     }
 }

@@ -222,21 +222,43 @@ pub(crate) fn end(stream: &'static Stream) -> Answer<Handle<Graph>> {
         }
         (capture.graph, capture.frontier.clone(), Arc::clone(sequence))
     };
-    let reached = ancestors(&frontier)?;
-    let mut joined = true;
-    for member in lock(&sequence.members).drain(..) {
-        if let Some(capture) = lock(&member.capture).take() {
-            joined &= capture.frontier.iter().all(|node| reached.contains(&node.number()));
-        }
-        member.capturing.store(false, Ordering::Release);
-    }
-    sequence.over.store(true, Ordering::Release);
-    lock(&ONGOING).retain(|s| !Arc::ptr_eq(s, &sequence));
-    STRICT.fetch_sub(usize::from(sequence.mode != RELAXED), Ordering::Relaxed);
+    let members = close(&sequence);
     if sequence.spoiled.load(Ordering::Acquire) {
         return Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     }
-    if joined { Ok(graph) } else { Err(CUDA_ERROR_STREAM_CAPTURE_UNJOINED) }
+    let reached = ancestors(&frontier)?;
+    let joined = |c: &Capture| c.frontier.iter().all(|node| reached.contains(&node.number()));
+    if members.iter().all(joined) { Ok(graph) } else { Err(CUDA_ERROR_STREAM_CAPTURE_UNJOINED) }
+}
+
+/// Lets all streams of a capture go; it forbids nothing any more.
+fn close(sequence: &Arc<Sequence>) -> Vec<Capture> {
+    let mut captures = Vec::new();
+    let members = std::mem::take(&mut *lock(&sequence.members));
+    for member in members {
+        captures.extend(lock(&member.capture).take());
+        member.capturing.store(false, Ordering::Release);
+    }
+    if !sequence.over.swap(true, Ordering::AcqRel) {
+        lock(&ONGOING).retain(|s| !Arc::ptr_eq(s, sequence));
+        STRICT.fetch_sub(usize::from(sequence.mode != RELAXED), Ordering::Relaxed);
+    }
+    captures
+}
+
+/// A stream goes away in the middle of a capture, which gives no graph any more. With the stream that it
+/// began in, it is over.
+pub(crate) fn abandon(stream: &'static Stream) {
+    let own = lock(&stream.capture).as_ref().map(|c| (c.origin, Arc::clone(&c.sequence)));
+    let Some((origin, sequence)) = own else { return };
+    sequence.spoiled.store(true, Ordering::Release);
+    if origin {
+        close(&sequence);
+        return;
+    }
+    lock(&sequence.members).retain(|member| !std::ptr::eq(*member, stream));
+    lock(&stream.capture).take();
+    stream.capturing.store(false, Ordering::Release);
 }
 
 /// These nodes and all that they stand behind.

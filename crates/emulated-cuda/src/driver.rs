@@ -127,11 +127,19 @@ fn start() -> Answer<Driver> {
             all.push((index, facts));
         }
     }
-    let seen = visible(&all, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
-    if seen.is_empty() {
+    let named = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    if visible(&all, named.as_deref()).is_empty() {
         return Err(CUDA_ERROR_NO_DEVICE);
     }
     let mps = Admission::ask()?;
+    // Under MPS numbers count among the GPUs that the daemon serves.
+    if let Some(mps) = &mps {
+        all = mps.served(&all);
+    }
+    let seen = visible(&all, named.as_deref());
+    if seen.is_empty() {
+        return Err(CUDA_ERROR_NO_DEVICE);
+    }
     let make = |(ordinal, (index, facts)): (usize, (usize, Facts))| {
         let allowance = mps.as_ref().map(|m| m.allowance(&facts)).unwrap_or_default();
         let cap = allowance.sm_cap_thousandths;
@@ -151,6 +159,15 @@ fn start() -> Answer<Driver> {
     // SAFETY: the handler only sets a flag.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     Ok(Driver { node, devices, _mps: mps })
+}
+
+/// Version of the driver's API. All devices of a node have one driver, so it is known before `cuInit`.
+pub(crate) fn version() -> Option<u32> {
+    if let Some(device) = devices().ok().and_then(<[Device]>::first) {
+        return Some(device.facts.cuda_version);
+    }
+    let node = Node::find(own_path().as_deref())?;
+    (0..node.gpu_count()).find_map(|index| Some(ask_facts(&node, index)?.cuda_version))
 }
 
 fn ask_facts(node: &Node, index: usize) -> Option<Facts> {

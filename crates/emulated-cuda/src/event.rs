@@ -49,7 +49,11 @@ pub(crate) fn create(flags: u32) -> Answer<Handle<Event>> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let slot = if flags & DISABLE_TIMING == 0 {
-        Some(context.gpu.event_slot().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?)
+        let slot = context.gpu.event_slot().or_else(|| {
+            give_slots_back();
+            context.gpu.event_slot()
+        });
+        Some(slot.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?)
     } else {
         None
     };
@@ -172,15 +176,43 @@ impl Event {
         Ok(self.shared.ok_or(CUDA_ERROR_INVALID_HANDLE)?.name)
     }
 
-    /// Gives its place for a time back, unless something may still write there.
+    /// Gives its place for a time back, when nothing can write there any more.
     pub(crate) fn end(&self) {
         if let Some(shared) = self.shared {
             shared.end(self.context.device);
         }
-        if let Some(slot) = self.slot
-            && self.query().unwrap_or(false)
-        {
-            self.gpu.release_event_slot(slot);
+        let Some(slot) = self.slot else { return };
+        match lock(&self.state).recorded {
+            Some((stream, seq)) if !is_passed(stream, seq) => {
+                lock(&RETIRED).push(Retired { slot, stream, seq });
+            }
+            _ => self.gpu.release_event_slot(slot),
         }
     }
+}
+
+/// A place that a record under way will still write to.
+#[derive(Debug)]
+struct Retired {
+    slot: u32,
+    stream: &'static Stream,
+    seq: u64,
+}
+
+/// Places of events that were destroyed before their record had passed.
+static RETIRED: Mutex<Vec<Retired>> = Mutex::new(Vec::new());
+
+fn is_passed(stream: &'static Stream, seq: u64) -> bool {
+    // After a fault nothing passes any more, and nothing is written.
+    stream.gpu.query(stream.lane, seq).unwrap_or(true)
+}
+
+fn give_slots_back() {
+    lock(&RETIRED).retain(|it| {
+        let passed = is_passed(it.stream, it.seq);
+        if passed {
+            it.stream.gpu.release_event_slot(it.slot);
+        }
+        !passed
+    });
 }

@@ -1,5 +1,6 @@
 //! Graphs: work without time, captured from streams or built by hand.
 
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -50,10 +51,40 @@ pub(crate) struct Node {
     pub id: u64,
     pub task: Mutex<Task>,
     pub after: Mutex<Vec<Handle<Node>>>,
+    /// The node that it is a copy of.
+    pub origin: Option<Handle<Node>>,
+    shown: Mutex<Option<Shown>>,
+}
+
+/// Arguments of a kernel as they were handed out, with the address of each.
+#[derive(Debug)]
+struct Shown {
+    params: Arc<[u8]>,
+    addresses: Vec<usize>,
 }
 
 impl Kind for Node {
     const MAGIC: u64 = 0x0c0d_a006_0de0_0006;
+}
+
+impl Node {
+    /// Pointers to the arguments of its kernel, each at an offset, which hold until they are set anew;
+    /// null when there are none.
+    pub(crate) fn show(&self, params: &Arc<[u8]>, places: &[(usize, usize)]) -> *mut *mut c_void {
+        if places.is_empty() || places.iter().any(|(at, bytes)| at + bytes > params.len()) {
+            return std::ptr::null_mut();
+        }
+        let mut shown = lock(&self.shown);
+        let shown = match &mut *shown {
+            Some(known) if Arc::ptr_eq(&known.params, params) => known,
+            other => {
+                let start = params.as_ptr() as usize;
+                let addresses = places.iter().map(|(at, _)| start + at).collect();
+                other.insert(Shown { params: Arc::clone(params), addresses })
+            }
+        };
+        shown.addresses.as_ptr().cast_mut().cast()
+    }
 }
 
 /// A graph.
@@ -130,6 +161,15 @@ pub(crate) fn add(
     after: Vec<Handle<Node>>,
     task: Task,
 ) -> Answer<Handle<Node>> {
+    add_copy(graph, after, task, None)
+}
+
+fn add_copy(
+    graph: Handle<Graph>,
+    after: Vec<Handle<Node>>,
+    task: Task,
+    origin: Option<Handle<Node>>,
+) -> Answer<Handle<Node>> {
     for node in &after {
         if node.get()?.graph != graph {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -141,6 +181,8 @@ pub(crate) fn add(
         id: next_id(),
         task: Mutex::new(task),
         after: Mutex::new(after),
+        origin,
+        shown: Mutex::new(None),
     });
     lock(&owner.nodes).push(node);
     Ok(node)
@@ -205,7 +247,7 @@ impl Graph {
             let old = node.get()?;
             let find = |d: &Handle<Node>| pairs.iter().find(|(o, _)| o == d).map(|(_, n)| *n);
             let after = lock(&old.after).iter().filter_map(find).collect();
-            let new = add(graph, after, lock(&old.task).clone())?;
+            let new = add_copy(graph, after, lock(&old.task).clone(), Some(node))?;
             pairs.push((node, new));
         }
         Ok(graph)

@@ -147,7 +147,7 @@ fn mapped_on(address: u64, bytes: u64) -> bool {
     let mut at = address;
     while at < end {
         let Some((_, range)) = ranges.range(..=at).next_back() else { return false };
-        if at >= range.end() {
+        if at >= range.end() || !matches!(range.nature, Nature::Mapped) {
             return false;
         }
         at = range.end();

@@ -13,20 +13,29 @@ pub(crate) enum Native {
     Saxpy,
 }
 
-/// The kernel of a name; C++ names are looked at without their mangling.
+const ADD: [&str; 6] = ["vadd", "vecadd", "vecAdd", "vectorAdd", "vector_add", "add_vectors"];
+
+/// The kernel of a name. A C++ name says its parameters too: only those that are known will do, as
+/// others would be taken for floats.
 pub(crate) fn find(name: &str) -> Option<Native> {
-    let plain = match name.strip_prefix("_Z") {
-        Some(rest) => rest.trim_start_matches(|c: char| c.is_ascii_digit()),
-        None => name,
+    let Some(mangled) = name.strip_prefix("_Z") else {
+        return known(name);
     };
-    let is = |known: &str| plain == known || (name != plain && plain.starts_with(known));
-    if ["vadd", "vecadd", "vecAdd", "vectorAdd", "vector_add", "add_vectors"].iter().any(|n| is(n))
-    {
-        Some(Native::AddThree)
-    } else if is("saxpy") {
-        Some(Native::Saxpy)
-    } else {
-        None
+    let digits = mangled.bytes().take_while(u8::is_ascii_digit).count();
+    let (length, rest) = mangled.split_at(digits);
+    let (plain, parameters) = rest.split_at_checked(length.parse().ok()?)?;
+    let native = known(plain)?;
+    let fitting = match native {
+        Native::AddThree => ["PKfS", "PfS"],
+        Native::Saxpy => ["fPKf", "fPf"],
+    };
+    fitting.iter().any(|begin| parameters.starts_with(begin)).then_some(native)
+}
+
+fn known(plain: &str) -> Option<Native> {
+    match plain {
+        "saxpy" => Some(Native::Saxpy),
+        _ => ADD.contains(&plain).then_some(Native::AddThree),
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use muxflow_abi::cuda::result::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
 use muxflow_emulated_gpu::sys;
@@ -26,8 +26,10 @@ pub(crate) struct Physical {
     holds: AtomicUsize,
 }
 
-static ALL: Mutex<BTreeMap<u64, &'static Physical>> = Mutex::new(BTreeMap::new());
+static ALL: Mutex<BTreeMap<u64, Arc<Physical>>> = Mutex::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(1);
+/// Reserved ranges by address, and their bytes.
+static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 /// Mapped ranges by address: bytes and what is mapped.
 static MAPPED: Mutex<BTreeMap<u64, (u64, u64)>> = Mutex::new(BTreeMap::new());
 
@@ -39,8 +41,12 @@ pub(crate) fn create(device: i32, bytes: u64, handle_types: i32) -> Answer<u64> 
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let device = driver::device(device)?;
-    device.gpu()?.charge(bytes)?;
-    let file = sys::memfd(c"device-memory", bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+    let gpu = device.gpu()?;
+    gpu.charge(bytes)?;
+    let file = sys::memfd(c"device-memory", bytes).map_err(|_| {
+        gpu.discharge(bytes);
+        CUDA_ERROR_OUT_OF_MEMORY
+    })?;
     Ok(enter(device, file, bytes, handle_types, true))
 }
 
@@ -53,16 +59,16 @@ fn enter(
 ) -> u64 {
     let number = NEXT.fetch_add(1, Ordering::Relaxed) << 12 | 0xe;
     let holds = AtomicUsize::new(1);
-    let made = Box::leak(Box::new(Physical { device, file, bytes, handle_types, charged, holds }));
-    lock(&ALL).insert(number, made);
+    let made = Physical { device, file, bytes, handle_types, charged, holds };
+    lock(&ALL).insert(number, Arc::new(made));
     number
 }
 
-pub(crate) fn find(number: u64) -> Answer<&'static Physical> {
-    lock(&ALL).get(&number).copied().ok_or(CUDA_ERROR_INVALID_VALUE)
+pub(crate) fn find(number: u64) -> Answer<Arc<Physical>> {
+    lock(&ALL).get(&number).cloned().ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-/// One hold less; the last gives the memory back.
+/// One hold less; the last gives the memory back. Its pages stay as long as another process has them.
 pub(crate) fn release(number: u64) -> Answer {
     let it = find(number)?;
     if it.holds.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -70,8 +76,6 @@ pub(crate) fn release(number: u64) -> Answer {
         if it.charged {
             it.device.gpu()?.discharge(it.bytes);
         }
-        // SAFETY: shrinks our own file, which nobody has mapped any more.
-        unsafe { libc::ftruncate(it.file.as_raw_fd(), 0) };
     }
     Ok(())
 }
@@ -126,31 +130,48 @@ pub(crate) fn reserve(bytes: usize, align: usize) -> Answer<u64> {
             libc::munmap((start + bytes) as *mut libc::c_void, tail);
         }
     }
+    lock(&RESERVED).insert(start as u64, bytes as u64);
     Ok(start as u64)
 }
 
 pub(crate) fn unreserve(address: u64, bytes: usize) -> Answer {
-    let end = address + bytes as u64;
-    if lock(&MAPPED).range(address..end).next().is_some() {
+    // In the order of `map`.
+    let mapped = lock(&MAPPED);
+    let mut reserved = lock(&RESERVED);
+    let whole = reserved.get(&address) == Some(&(bytes as u64));
+    if !whole || mapped.range(address..address + bytes as u64).next().is_some() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: the caller gives back what `reserve` gave it, and nothing is mapped there.
+    reserved.remove(&address);
+    // SAFETY: exactly what `reserve` made, and nothing is mapped there.
     unsafe { libc::munmap(address as *mut libc::c_void, bytes) };
     Ok(())
+}
+
+/// Whether memory may be put at these addresses: reserved in one piece, and nothing there yet.
+fn is_free(address: u64, bytes: u64, mapped: &BTreeMap<u64, (u64, u64)>) -> bool {
+    let Some(end) = address.checked_add(bytes) else { return false };
+    let reserved = lock(&RESERVED);
+    let around = reserved.range(..=address).next_back();
+    let last = mapped.range(..end).next_back();
+    around.is_some_and(|(at, size)| end <= at + size)
+        && last.is_none_or(|(at, (size, _))| at + size <= address)
 }
 
 /// Puts memory at reserved addresses.
 pub(crate) fn map(address: u64, bytes: usize, offset: usize, number: u64) -> Answer {
     let it = find(number)?;
-    let fits = offset as u64 + bytes as u64 <= it.bytes;
-    if bytes == 0 || !fits || !address.is_multiple_of(GRANULARITY) {
+    let fits = offset.checked_add(bytes).is_some_and(|end| end as u64 <= it.bytes);
+    let mut mapped = lock(&MAPPED);
+    let free = is_free(address, bytes as u64, &mapped);
+    if bytes == 0 || !fits || !free || !address.is_multiple_of(GRANULARITY) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let context = crate::context::current()
         .or_else(|_| it.device.primary.retain(it.device).and_then(crate::ffi::Handle::get))?;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    // SAFETY: the caller names addresses that it reserved with `cuMemAddressReserve`.
+    // SAFETY: addresses of `reserve`, where nothing is mapped.
     let at = unsafe {
         libc::mmap(
             address as *mut libc::c_void,
@@ -165,7 +186,8 @@ pub(crate) fn map(address: u64, bytes: usize, offset: usize, number: u64) -> Ans
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     it.holds.fetch_add(1, Ordering::AcqRel);
-    lock(&MAPPED).insert(address, (bytes as u64, number));
+    mapped.insert(address, (bytes as u64, number));
+    drop(mapped);
     let handle = crate::context::current_handle();
     memory::insert(context, handle, address, bytes as u64, memory::Nature::Mapped, 0);
     Ok(())
@@ -173,7 +195,7 @@ pub(crate) fn map(address: u64, bytes: usize, offset: usize, number: u64) -> Ans
 
 /// Takes memory away from addresses, which stay reserved.
 pub(crate) fn unmap(address: u64, bytes: usize) -> Answer {
-    let end = address + bytes as u64;
+    let end = address.checked_add(bytes as u64).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let found: Vec<(u64, (u64, u64))> =
         lock(&MAPPED).range(address..end).map(|(a, m)| (*a, *m)).collect();
     if found.is_empty() {

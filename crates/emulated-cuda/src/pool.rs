@@ -88,9 +88,8 @@ impl DevicePools {
     }
 }
 
-fn rounded(bytes: u64) -> u64 {
-    bytes.next_multiple_of(512)
-}
+/// What memory of a pool comes in.
+const PIECE: u64 = 512;
 
 impl Pool {
     /// Memory from the pool.
@@ -98,9 +97,9 @@ impl Pool {
         if bytes == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let size = rounded(bytes);
+        let size = bytes.checked_next_multiple_of(PIECE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let mut state = lock(&self.state);
-        if self.max_bytes != 0 && state.used + size > self.max_bytes {
+        if self.max_bytes != 0 && state.used.saturating_add(size) > self.max_bytes {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let kept = state.kept.get_mut(&size).and_then(Vec::pop);
@@ -129,7 +128,7 @@ impl Pool {
     }
 
     fn take_back(&self, address: u64, bytes: u64) {
-        let size = rounded(bytes);
+        let size = bytes.next_multiple_of(PIECE);
         let mut state = lock(&self.state);
         state.used = state.used.saturating_sub(size);
         if state.reserved <= state.threshold {

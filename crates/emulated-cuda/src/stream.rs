@@ -82,18 +82,32 @@ static RETIRED: Mutex<Vec<&'static Stream>> = Mutex::new(Vec::new());
 /// A stream is gone: its place goes back when its work is done. Nothing to do when its context went
 /// before it.
 pub(crate) fn retire(stream: &'static Stream) {
+    capture::abandon(stream);
     let mut streams = lock(&stream.context.streams);
     let before = streams.len();
     streams.retain(|s| !std::ptr::eq(*s, stream));
     let known = streams.len() < before;
+    if known {
+        // With the list held: who asks for all streams of the context finds it in one of the two.
+        lock(&RETIRED).push(stream);
+    }
     drop(streams);
     if known {
-        lock(&RETIRED).push(stream);
         give_places_back();
     }
 }
 
-fn give_places_back() {
+/// Streams of a context, and those that are gone but still have work: who waits for the context
+/// waits for that too.
+pub(crate) fn of_context(context: &Context) -> Vec<&'static Stream> {
+    let streams = lock(&context.streams);
+    let retired = lock(&RETIRED);
+    let gone = retired.iter().filter(|stream| stream.context.id == context.id);
+    streams.iter().chain(gone).copied().collect()
+}
+
+/// Places of streams that are gone and whose work is done can be used again.
+pub(crate) fn give_places_back() {
     lock(&RETIRED).retain(|stream| {
         let is_done = stream.is_idle().unwrap_or(true);
         if is_done {
@@ -105,8 +119,11 @@ fn give_places_back() {
 
 /// All streams of a context that ends, those too whose work outlives them: they are no more its own.
 pub(crate) fn take_all(context: &Context) -> Vec<&'static Stream> {
-    let mut all = std::mem::take(&mut *lock(&context.streams));
+    let mut streams = lock(&context.streams);
+    let mut all = std::mem::take(&mut *streams);
     all.extend(lock(&RETIRED).extract_if(.., |stream| stream.context.id == context.id));
+    drop(streams);
+    all.iter().for_each(|stream| capture::abandon(stream));
     all
 }
 
@@ -204,7 +221,12 @@ impl Stream {
 
     /// Puts work into the stream without looking at others.
     fn put(&'static self, work: Work) -> Answer<u64> {
-        let entry = work.entry(self.priority);
+        let mut entry = work.entry(self.priority);
+        if matches!(work, Work::Kernel(_)) {
+            entry.target = self.context.sms;
+        }
+        // Before the queue is held: the executor needs it to do what the device waits for.
+        self.gpu.make_room(self.lane)?;
         let mut queue = lock(&self.queue);
         if queue.is_empty() && work.is_heard() {
             let (seq, first) = self.put_write(work, entry)?;
@@ -265,13 +287,12 @@ impl Stream {
             let Some(legacy) = self.context.legacy.get() else { return Ok(()) };
             return self.wait_for_lane(legacy);
         }
-        let others: Vec<&'static Stream> = {
-            let streams = lock(&self.context.streams);
-            if streams.len() < 2 {
-                return Ok(());
-            }
-            streams.iter().filter(|s| s.blocking && !s.legacy).copied().collect()
-        };
+        // Most programs have no other stream: they pay for no list.
+        if lock(&self.context.streams).len() < 2 && lock(&RETIRED).is_empty() {
+            return Ok(());
+        }
+        let mut others = of_context(self.context);
+        others.retain(|s| s.blocking && !s.legacy);
         forbid_capturing(&others)?;
         others.into_iter().try_for_each(|other| self.wait_for_lane(other))
     }

@@ -4,8 +4,8 @@ use muxflow_abi::cuda::CUresult;
 
 use crate::api::{
     array::*, context::*, copy::*, device::*, event::*, fill::*, function::*, graph::*,
-    graph_node::*, ipc::*, launch::*, library::*, lookup::*, memory::*, module::*, pool::*,
-    stream::*, virtual_memory::*,
+    graph_node::*, graph_params::*, ipc::*, launch::*, library::*, lookup::*, memory::*, module::*,
+    pool::*, stream::*, virtual_memory::*,
 };
 
 /// An address of a function.

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use muxflow_abi::cuda::result::CUDA_ERROR_ILLEGAL_ADDRESS;
+use muxflow_abi::cuda::result::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_VALUE};
 use muxflow_emulated_gpu::channel::{Entry, Op};
 use muxflow_emulated_gpu::client::{Gpu, Lane};
 use muxflow_emulated_gpu::cost::Cost;
@@ -32,6 +32,21 @@ impl Copy {
     pub(crate) fn plain(to: u64, from: u64, bytes: usize) -> Copy {
         let pitch = [bytes, bytes];
         Copy { to, from, width: bytes, height: 1, depth: 1, to_pitch: pitch, from_pitch: pitch }
+    }
+
+    /// That both ends hold all of it, as far as they are known. Only what passed here is work.
+    pub(crate) fn check(&self) -> Answer {
+        let known = |bytes: Option<usize>| bytes.ok_or(CUDA_ERROR_INVALID_VALUE);
+        let all = self.width.checked_mul(self.height).and_then(|b| b.checked_mul(self.depth));
+        if known(all)? == 0 {
+            return Ok(());
+        }
+        let span = |[row, slice]: [usize; 2]| {
+            let slices = slice.checked_mul(self.depth - 1)?;
+            row.checked_mul(self.height - 1)?.checked_add(slices)?.checked_add(self.width)
+        };
+        memory::check(self.to, known(span(self.to_pitch))?)?;
+        memory::check(self.from, known(span(self.from_pitch))?)
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -78,7 +93,26 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
+    /// That device memory holds all of it, in whole elements. Only what passed here is work.
+    pub(crate) fn check(&self) -> Answer {
+        if self.width == 0 || self.height == 0 {
+            return Ok(());
+        }
+        let element = self.element as u64;
+        let row = self.width.checked_mul(self.element).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // Of one row the pitch does not count.
+        let odd = !self.pitch.is_multiple_of(self.element) || self.pitch < row;
+        if !self.to.is_multiple_of(element) || self.height > 1 && odd {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let rows = self.pitch.checked_mul(self.height - 1).and_then(|rows| rows.checked_add(row));
+        memory::check_device(self.to, rows.ok_or(CUDA_ERROR_INVALID_VALUE)?)
+    }
+
     fn perform(&self) {
+        if self.width == 0 {
+            return;
+        }
         for y in 0..self.height {
             let row = (self.to as usize + y * self.pitch) as *mut u8;
             // SAFETY: the range was checked when the work was made.

@@ -3,7 +3,7 @@
 //! Connecting, listing GPUs, field groups, watching, and latest values of these fields: 50 name,
 //! 54 UUID, 100 SM clock, 101 memory clock, 150 temperature, 155 power, 203 utilisation, 230 last
 //! XID, 250 to 252 memory, and the profiling fields 1001 to 1005, 1009 and 1010. Values are as old
-//! as the hardware's would be, and say so.
+//! as the hardware's would be, and say so; of a GPU that has fallen off the bus there are none.
 //!
 //! Absent on purpose: the host engine over the network, health checks, policies, job statistics.
 
@@ -21,7 +21,7 @@ use values::FieldValue;
 
 const OK: c_int = 0;
 const BAD_PARAMETER: c_int = -1;
-const UNINITIALISED: c_int = -4;
+const UNINITIALISED: c_int = -10;
 const NOT_SUPPORTED: c_int = -6;
 const CONNECTION_NOT_VALID: c_int = -21;
 
@@ -109,6 +109,7 @@ extern "C" fn dcgmStartEmbedded_v2(params: *mut [c_uint; 4]) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn dcgmStopEmbedded(_handle: usize) -> c_int {
+    values::forget_all();
     OK
 }
 
@@ -152,12 +153,13 @@ extern "C" fn dcgmGroupCreate(
 
 #[unsafe(no_mangle)]
 extern "C" fn dcgmGroupAddDevice(_handle: usize, group: usize, gpu: c_uint) -> c_int {
-    if values::add_to_group(group, gpu) { OK } else { BAD_PARAMETER }
+    let there = node().is_some_and(|node| (gpu as usize) < node.gpu_count());
+    if there && values::add_to_group(group, gpu) { OK } else { BAD_PARAMETER }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcgmGroupDestroy(_handle: usize, _group: usize) -> c_int {
-    OK
+extern "C" fn dcgmGroupDestroy(_handle: usize, group: usize) -> c_int {
+    if values::remove_group(group) { OK } else { BAD_PARAMETER }
 }
 
 #[unsafe(no_mangle)]
@@ -178,25 +180,30 @@ extern "C" fn dcgmFieldGroupCreate(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcgmFieldGroupDestroy(_handle: usize, _group: usize) -> c_int {
-    OK
+extern "C" fn dcgmFieldGroupDestroy(_handle: usize, group: usize) -> c_int {
+    if values::remove_fields(group) { OK } else { BAD_PARAMETER }
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcgmWatchFields(
     _handle: usize,
-    _group: usize,
-    _fields: usize,
+    group: usize,
+    fields: usize,
     _every_us: c_longlong,
     _keep_s: f64,
     _most: c_int,
 ) -> c_int {
-    OK
+    watch(group, fields, true)
+}
+
+fn watch(group: usize, fields: usize, begin: bool) -> c_int {
+    let Some(node) = node() else { return UNINITIALISED };
+    if values::watch(group, fields, node.gpu_count(), begin) { OK } else { BAD_PARAMETER }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcgmUnwatchFields(_handle: usize, _group: usize, _fields: usize) -> c_int {
-    OK
+extern "C" fn dcgmUnwatchFields(_handle: usize, group: usize, fields: usize) -> c_int {
+    watch(group, fields, false)
 }
 
 #[unsafe(no_mangle)]
@@ -217,7 +224,10 @@ extern "C" fn dcgmGetLatestValuesForFields(
     if fields.is_null() || out.is_null() || gpu >= node.gpu_count() {
         return BAD_PARAMETER;
     }
-    let reading = values::Reading::take(node, gpu);
+    let reading = match values::Reading::take(node, gpu) {
+        Ok(reading) => reading,
+        Err(error) => return error,
+    };
     for i in 0..count as usize {
         // SAFETY: the C caller promises that many fields and places.
         unsafe {
@@ -272,7 +282,10 @@ extern "C" fn dcgmEntitiesGetLatestValues(
         if entity.group != 1 || entity.id as usize >= node.gpu_count() {
             return BAD_PARAMETER;
         }
-        let reading = values::Reading::take(node, entity.id as usize);
+        let reading = match values::Reading::take(node, entity.id as usize) {
+            Ok(reading) => reading,
+            Err(error) => return error,
+        };
         for f in 0..field_count as usize {
             // SAFETY: the C caller promises that many fields, and a place for each pair.
             unsafe {
@@ -311,8 +324,12 @@ extern "C" fn dcgmGetLatestValues_v2(
     let (Some(list), Some(callback)) = (values::fields(fields), callback) else {
         return BAD_PARAMETER;
     };
-    for gpu in (0..node.gpu_count()).filter(|g| values::is_member(group, *g)) {
-        let reading = values::Reading::take(node, gpu);
+    let Some(members) = values::members(group, node.gpu_count()) else { return BAD_PARAMETER };
+    for gpu in members {
+        let reading = match values::Reading::take(node, gpu) {
+            Ok(reading) => reading,
+            Err(error) => return error,
+        };
         let mut found: Vec<FieldValue> = list.iter().map(|f| reading.field(*f)).collect();
         // SAFETY: the caller gave this function to be called with just these.
         unsafe { callback(1, gpu as c_uint, found.as_mut_ptr(), found.len() as c_int, data) };

@@ -1,6 +1,6 @@
 //! Fields and their latest values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_uint, c_ushort};
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -22,17 +22,28 @@ pub(crate) struct FieldValue {
     pub value: [u8; 4096],
 }
 
-const NO_DATA: c_int = -35;
-const NOT_WATCHED: c_int = -36;
+// As in dcgm_structs.h.
+const NO_DATA: c_int = -14;
+const NOT_WATCHED: c_int = -16;
+const GPU_IS_LOST: c_int = -18;
 
 struct Groups {
     next: usize,
     members: BTreeMap<usize, u64>,
     fields: BTreeMap<usize, Vec<c_ushort>>,
+    /// What somebody watches, by GPU: of nothing else are there values.
+    watched: BTreeSet<(usize, c_ushort)>,
 }
 
-static GROUPS: Mutex<Groups> =
-    Mutex::new(Groups { next: 10, members: BTreeMap::new(), fields: BTreeMap::new() });
+/// The group of all GPUs.
+const ALL_GPUS: usize = 0x7fff_ffff;
+
+static GROUPS: Mutex<Groups> = Mutex::new(Groups {
+    next: 10,
+    members: BTreeMap::new(),
+    fields: BTreeMap::new(),
+    watched: BTreeSet::new(),
+});
 
 fn groups() -> std::sync::MutexGuard<'static, Groups> {
     GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -48,15 +59,51 @@ pub(crate) fn new_group(members: u64) -> usize {
 }
 
 pub(crate) fn add_to_group(group: usize, gpu: c_uint) -> bool {
+    let Some(bit) = 1_u64.checked_shl(gpu) else { return false };
     groups().members.get_mut(&group).is_some_and(|members| {
-        *members |= 1 << (gpu % 64);
+        *members |= bit;
         true
     })
 }
 
-/// Whether a GPU is in a group; numbers that are not ours mean all GPUs.
-pub(crate) fn is_member(group: usize, gpu: usize) -> bool {
-    groups().members.get(&group).is_none_or(|members| members >> (gpu % 64) & 1 == 1)
+pub(crate) fn remove_group(group: usize) -> bool {
+    groups().members.remove(&group).is_some()
+}
+
+/// The GPUs of a group, of so many on the node; none when there is no such group.
+pub(crate) fn members(group: usize, gpus: usize) -> Option<Vec<usize>> {
+    let bits = match group {
+        ALL_GPUS => u64::MAX,
+        _ => *groups().members.get(&group)?,
+    };
+    let inside = |gpu: &usize| {
+        u32::try_from(*gpu).is_ok_and(|gpu| bits.checked_shr(gpu).is_some_and(|bits| bits % 2 == 1))
+    };
+    Some((0..gpus).filter(inside).collect())
+}
+
+/// Begins or ends to watch fields of GPUs; says whether both groups are there.
+pub(crate) fn watch(group: usize, list: usize, gpus: usize, begin: bool) -> bool {
+    let (Some(members), Some(list)) = (members(group, gpus), fields(list)) else { return false };
+    let mut groups = groups();
+    for gpu in members {
+        for field in &list {
+            if begin {
+                groups.watched.insert((gpu, *field));
+            } else {
+                groups.watched.remove(&(gpu, *field));
+            }
+        }
+    }
+    true
+}
+
+/// The engine ends, and all of its groups and watches with it.
+pub(crate) fn forget_all() {
+    let mut groups = groups();
+    groups.members.clear();
+    groups.fields.clear();
+    groups.watched.clear();
 }
 
 /// A list of fields.
@@ -68,6 +115,10 @@ pub(crate) fn new_fields(list: Vec<c_ushort>) -> usize {
     number
 }
 
+pub(crate) fn remove_fields(group: usize) -> bool {
+    groups().fields.remove(&group).is_some()
+}
+
 pub(crate) fn fields(group: usize) -> Option<Vec<c_ushort>> {
     groups().fields.get(&group).cloned()
 }
@@ -77,6 +128,7 @@ pub(crate) fn fields(group: usize) -> Option<Vec<c_ushort>> {
 pub(crate) struct Reading {
     known: Option<(Stats, Facts)>,
     now_us: i64,
+    gpu: usize,
 }
 
 enum Value {
@@ -85,8 +137,20 @@ enum Value {
     Text(String),
 }
 
+impl Value {
+    /// As `dcgm_fields.h` writes its type.
+    fn kind(&self) -> u8 {
+        match self {
+            Value::Double(_) => b'd',
+            Value::Integer(_) => b'i',
+            Value::Text(_) => b's',
+        }
+    }
+}
+
 impl Reading {
-    pub(crate) fn take(node: &Node, gpu: usize) -> Reading {
+    /// All of it, or what the call for it fails with.
+    pub(crate) fn take(node: &Node, gpu: usize) -> Result<Reading, c_int> {
         let ask = || {
             let socket = Socket::connect(&node.socket(gpu)).ok()?;
             let answer = socket.ask(&Message::new(Kind::Stats, &[]), &[], &[]).ok()?;
@@ -96,7 +160,11 @@ impl Reading {
         };
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let now_us = since.map_or(0, |d| i64::try_from(d.as_micros()).unwrap_or(i64::MAX));
-        Reading { known: ask(), now_us }
+        let known = ask();
+        match known.as_ref().map_or(0, |(stats, _)| stats.dcgm_error) {
+            0 => Ok(Reading { known, now_us, gpu }),
+            error => Err(-c_int::try_from(error).unwrap_or(1)),
+        }
     }
 
     /// The latest value of a field.
@@ -113,31 +181,43 @@ impl Reading {
             out.status = NO_DATA;
             return out;
         };
-        let profiling = (1001..=1010).contains(&field);
-        if profiling {
-            if stats.profiling_time_ns == 0 {
-                out.status = NO_DATA;
-                return out;
-            }
-            let age = stats.time_ns.saturating_sub(stats.profiling_time_ns) as f64;
-            out.at_us -= (age / facts.time_factor / 1e3) as i64;
-        }
         let Some(value) = value(field, stats, facts) else { return out };
+        if !groups().watched.contains(&(self.gpu, field)) {
+            return out;
+        }
+        out.kind = value.kind().into();
+        if stats.lost == 1 {
+            out.status = GPU_IS_LOST;
+            return out;
+        }
+        let Some(changed_ns) = changed_ns(field, stats) else {
+            out.status = NO_DATA;
+            return out;
+        };
+        out.at_us = facts.epoch_us(changed_ns).cast_signed();
         out.status = 0;
         match value {
             Value::Double(v) => out.value[..8].copy_from_slice(&v.to_ne_bytes()),
-            Value::Integer(v) => {
-                out.kind = b'i'.into();
-                out.value[..8].copy_from_slice(&v.to_ne_bytes());
-            }
+            Value::Integer(v) => out.value[..8].copy_from_slice(&v.to_ne_bytes()),
             Value::Text(text) => {
-                out.kind = b's'.into();
                 let bytes = text.as_bytes();
                 let length = bytes.len().min(255);
                 out.value[..length].copy_from_slice(&bytes[..length]);
             }
         }
         out
+    }
+}
+
+/// Device time at which a field last changed; none while it never has.
+fn changed_ns(field: c_ushort, stats: &Stats) -> Option<u64> {
+    let [utilisation, clock, power] = stats.sensor_time_ns;
+    match field {
+        1001..=1010 => Some(stats.profiling_time_ns).filter(|at| *at > 0),
+        203 => Some(utilisation),
+        100 => Some(clock),
+        150 | 155 => Some(power),
+        _ => Some(stats.time_ns),
     }
 }
 
@@ -160,8 +240,8 @@ fn value(field: c_ushort, stats: &Stats, facts: &Facts) -> Option<Value> {
         251 => mib(facts.memory_bytes[0].saturating_sub(stats.used_bytes)),
         252 => mib(stats.used_bytes),
         1001..=1005 => Value::Double(stats.profiling[usize::from(field - 1001)]),
-        1009 => Value::Integer(stats.pcie_bytes[1].cast_signed()),
-        1010 => Value::Integer(stats.pcie_bytes[0].cast_signed()),
+        1009 => Value::Integer(stats.pcie_bytes_per_s[1] as i64),
+        1010 => Value::Integer(stats.pcie_bytes_per_s[0] as i64),
         _ => return None,
     })
 }

@@ -77,7 +77,7 @@ pub struct Entry {
     pub time_ns: u64,
     /// Kernel: nanoseconds alone at full clock. Copies: bytes. Wait: the sequence to wait for.
     pub amount: u64,
-    /// Wait: stream slot. Record: event slot.
+    /// Wait: stream slot. Record: event slot. Kernel: SMs that its context may use, 0 for all.
     pub target: u32,
     /// Kernel: SMs that its blocks can fill.
     pub sm_fill: f32,

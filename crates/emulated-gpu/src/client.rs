@@ -24,7 +24,7 @@ pub mod code {
     pub const UNKNOWN: u32 = 999;
 }
 
-/// Work of one stream that may be unfinished before a push waits, as in the real driver.
+/// Work of one stream that may be unfinished before more of it waits, as in the real driver.
 const IN_FLIGHT: u64 = 1024;
 
 /// What MPS allows a client.
@@ -170,8 +170,8 @@ impl Gpu {
     /// Reports an error of this process's own making, as hardware would: an XID.
     pub fn report(&self, xid: u32) {
         let [kind, value] = crate::fault::Fault::Xid(xid).to_wire();
-        let pid = u64::from(std::process::id());
-        drop(self.ask(Kind::Inject, &[kind, value, 0, pid, 0]));
+        // The device knows who says this.
+        drop(self.ask(Kind::Inject, &[kind, value, 0, 0, 0]));
     }
 
     /// Memory for an allocation; charged first.
@@ -236,20 +236,30 @@ impl Gpu {
         self.slot(lane).completed.load(Ordering::Acquire)
     }
 
-    /// Pushes work into a stream; returns its sequence. Waits when the stream holds too much.
+    /// Waits while a stream holds too much. Apart from [`Gpu::push`], so that nobody waits here with a
+    /// lock in hand that the work before needs to get done.
+    #[inline]
+    pub fn make_room(&self, lane: &Lane) -> Result<(), u32> {
+        let submitted = lane.submitted.load(Ordering::Relaxed);
+        if submitted.saturating_sub(self.completed(lane)) < IN_FLIGHT {
+            return Ok(());
+        }
+        self.wait(lane, submitted - IN_FLIGHT / 2)
+    }
+
+    /// Pushes work into a stream; returns its sequence. Waits only for the device to take what was
+    /// pushed before.
     #[inline]
     pub fn push(&self, lane: &Lane, mut entry: Entry) -> Result<u64, u32> {
-        let behind = lane.submitted.load(Ordering::Relaxed).saturating_sub(self.completed(lane));
-        if behind >= IN_FLIGHT {
-            let seq = lane.submitted.load(Ordering::Relaxed) - IN_FLIGHT / 2;
-            self.wait(lane, seq)?;
-        }
         entry.stream = lane.slot;
         entry.time_ns = sys::monotonic_ns();
         let mut head = lock(&self.head);
         while *head - self.channel.tail.0.load(Ordering::Acquire) >= RING as u64 - 1 {
             if self.fault() != 0 {
                 return Err(self.fault());
+            }
+            if !self.is_alive() {
+                return Err(code::DEVICE_UNAVAILABLE);
             }
             sys::ring(self.doorbell.as_fd());
             std::thread::sleep(Duration::from_micros(50));
@@ -278,7 +288,10 @@ impl Gpu {
             return Err(self.fault());
         }
         let quiet = self.channel.quiet_until_ns.load(Ordering::Relaxed);
-        if sys::monotonic_ns() >= quiet {
+        // What the device has not taken yet is not in its forecast.
+        let tail = self.channel.tail.0.load(Ordering::Acquire);
+        let untaken = tail < self.channel.head.0.load(Ordering::Acquire);
+        if untaken || sys::monotonic_ns() >= quiet {
             sys::ring(self.doorbell.as_fd());
         }
         Ok(false)

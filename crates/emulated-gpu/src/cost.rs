@@ -80,8 +80,9 @@ pub fn resident_blocks(facts: &Facts, threads: u32, shared_bytes: u64) -> u32 {
     let by_shared = if shared_bytes == 0 {
         u32::MAX
     } else {
-        // Each block also holds a kilobyte for the system.
-        (facts.shared_bytes[0] / (shared_bytes + 1024).next_multiple_of(128)) as u32
+        // Since Ampere each block also holds a kilobyte for the system.
+        let reserved = if facts.capability[0] >= 8 { 1024 } else { 0 };
+        (facts.shared_bytes[0] / (shared_bytes + reserved).next_multiple_of(128)) as u32
     };
     by_warps.min(by_shared).min(facts.blocks_per_sm)
 }
@@ -149,6 +150,15 @@ mod tests {
         let cost = cost(&t4(), &launch);
         assert!((1_500..3_000).contains(&cost.work_ns), "{cost:?}");
         assert!(cost.sm_fill < 1.5);
+    }
+
+    /// What a block may ask for fits on every GPU.
+    #[test]
+    fn a_block_with_all_shared_memory_fits_once() {
+        for gpu in ["t4", "a10", "v100", "a100", "h100"] {
+            let facts = Profile::parse(Profile::built_in_text(gpu).unwrap()).unwrap().facts;
+            assert_eq!(resident_blocks(&facts, 64, facts.shared_bytes[1]), 1, "{gpu}");
+        }
     }
 
     #[test]

@@ -55,6 +55,8 @@ pub struct Facts {
     pub pcie_bytes_per_s: f64,
     /// Device nanoseconds per host nanosecond.
     pub time_factor: f64,
+    /// Microseconds from 1970 to device time 0.
+    pub started_us: u64,
     /// Highest and default power limit in milliwatts.
     pub power_limit_mw: [u32; 2],
     /// Degrees at which the clock is cut, and at which it shuts down.
@@ -72,6 +74,13 @@ pub struct Facts {
 // valid numbers.
 unsafe impl Plain for Facts {}
 
+impl Facts {
+    /// Microseconds since 1970 of a device time: the same for the same time, whenever it is asked.
+    pub fn epoch_us(&self, device_ns: u64) -> u64 {
+        self.started_us + (device_ns as f64 / self.time_factor / 1e3) as u64
+    }
+}
+
 /// How a GPU does at a moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
@@ -80,6 +89,8 @@ pub struct Stats {
     pub time_ns: u64,
     /// Device time at which the profiling counters last changed.
     pub profiling_time_ns: u64,
+    /// The same of utilisation, clock, and power.
+    pub sensor_time_ns: [u64; 3],
     /// Bytes in use, the driver's reserve not counted.
     pub used_bytes: u64,
     /// Utilisation as NVML defines it: per cent of the last period with a kernel, with DRAM use.
@@ -95,8 +106,13 @@ pub struct Stats {
     /// Profiling over the last period, 0 to 1: graphics engine, SM active, SM occupancy, tensor,
     /// DRAM active.
     pub profiling: [f64; 5],
-    /// Integrals since the start in device seconds of the same five, for GPM.
+    /// Integrals since the start in device seconds of the same five, up to now: the truth.
     pub integrals: [f64; 5],
+    /// The same five up to when the profiling counters last changed, and bytes over PCIe to the device
+    /// and from it: what GPM counts.
+    pub profiling_sums: [f64; 7],
+    /// Bytes per device second over PCIe in the last profiling period: to the device, from it.
+    pub pcie_bytes_per_s: [f64; 2],
     /// Energy since the start in millijoules.
     pub energy_mj: u64,
     /// Bytes over PCIe since the start: to the device, from it.
@@ -119,8 +135,8 @@ pub struct Stats {
     pub recovery_action: u32,
     /// 1 when the GPU has fallen off the bus.
     pub lost: u32,
-    /// Nothing.
-    pub reserved: u32,
+    /// What DCGM calls fail with, without its sign.
+    pub dcgm_error: u32,
 }
 // SAFETY: repr(C) without padding (checked by a test), any bits are valid numbers.
 unsafe impl Plain for Stats {}
@@ -137,7 +153,7 @@ pub struct Process {
     pub used_bytes: u64,
     /// Per cent of the last utilisation period with a kernel of it, and its DRAM share.
     pub utilisation_pct: [u32; 2],
-    /// Device time of that reading.
+    /// Device time at which that last changed.
     pub time_ns: u64,
     /// SMs it may use, in thousandths.
     pub sm_cap_thousandths: u32,
@@ -167,8 +183,8 @@ mod tests {
 
     #[test]
     fn plain_structures_have_no_padding() {
-        assert_eq!(size_of::<Facts>(), 96 + 16 + 16 + 4 * 18 + 8 * 6 + 8 * 4 + 8 + 8 + 8 + 32 + 16);
-        assert_eq!(size_of::<Stats>(), 24 + 8 * 3 + 8 + 40 + 40 + 8 + 16 + 8 + 8 * 3 + 24);
+        assert_eq!(size_of::<Facts>(), 96 + 16 + 16 + 4 * 18 + 8 * 6 + 8 * 5 + 8 + 8 + 8 + 32 + 16);
+        assert_eq!(size_of::<Stats>(), 48 + 8 * 3 + 8 + 40 + 40 + 72 + 8 + 16 + 8 + 8 * 3 + 24);
         assert_eq!(size_of::<Process>(), 40);
     }
 }

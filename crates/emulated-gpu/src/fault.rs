@@ -24,6 +24,8 @@ pub enum Fault {
     NvmlBlock(bool),
     /// NVML calls about this GPU return this error; 0 ends it.
     NvmlError(u32),
+    /// DCGM calls for values of this GPU fail with minus this error; 0 ends it.
+    DcgmError(u32),
     /// The sensors say that so many per cent of the memory are in use and of the highest clock are
     /// run, whatever is true; 0 ends it.
     SensorLie(u32),
@@ -61,6 +63,7 @@ impl std::fmt::Display for Fault {
             Fault::NvmlBlock(true) => f.write_str("nvml-block"),
             Fault::NvmlBlock(false) => f.write_str("nvml-unblock"),
             Fault::NvmlError(error) => write!(f, "nvml-error {error}"),
+            Fault::DcgmError(error) => write!(f, "dcgm-error {error}"),
             Fault::SensorLie(pct) => write!(f, "sensor-lie {pct}"),
             Fault::Reset => f.write_str("reset"),
         }
@@ -94,34 +97,40 @@ impl Fault {
             Some("nvml-block") => Fault::NvmlBlock(true),
             Some("nvml-unblock") => Fault::NvmlBlock(false),
             Some("nvml-error") => Fault::NvmlError(number("an NVML error, or 0 to end it")?),
+            Some("dcgm-error") => {
+                Fault::DcgmError(number("a DCGM error without its sign, or 0 to end it")?.min(99))
+            }
             Some("sensor-lie") => Fault::SensorLie(number("per cent, or 0 to end it")?.min(10_000)),
             Some("off-bus") => Fault::Xid(79),
             Some("reset") => Fault::Reset,
             _ => {
                 return Err(bad(
                     "write one of: xid N, kill-propagates PCT, mps-crash, mps-hang, throttle MHZ, \
-                     memory-burst MIB, nvml-block, nvml-unblock, nvml-error N, sensor-lie PCT, \
-                     off-bus, reset",
+                     memory-burst MIB, nvml-block, nvml-unblock, nvml-error N, dcgm-error N, \
+                     sensor-lie PCT, off-bus, reset",
                 ));
             }
         };
         Ok(fault)
     }
 
-    /// Any fault. Those that strike everybody on the GPU come only when `deadly` ones may.
+    /// Any fault but the reset that ends them. Those that strike everybody on the GPU come only when `deadly` ones may.
     pub fn random(rng: &mut muxflow_gpu_model::Rng, deadly: bool) -> Fault {
         let mut pick = |n: usize| ((rng.uniform() * n as f64) as usize).min(n - 1);
         let of = |list: &[u32], i: usize| list.get(i).copied().unwrap_or(0);
         let of_all = [48, 79, 95];
         let xids: Vec<u32> =
             XIDS.iter().copied().filter(|x| deadly || !of_all.contains(x)).collect();
-        match pick(10) {
+        match pick(13) {
             0..=3 => Fault::Xid(of(&xids, pick(xids.len()))),
             4 => Fault::MpsCrash,
             5 => Fault::KillPropagates(of(&[0, 50, 100], pick(3))),
             6 => Fault::Throttle(of(&[0, 300, 600, 900], pick(4))),
             7 => Fault::MemoryBurst(of(&[0, 256, 1024, 2048], pick(4))),
             8 => Fault::NvmlBlock(pick(2) == 0),
+            9 => Fault::MpsHang,
+            10 => Fault::SensorLie(of(&[0, 50, 100, 150], pick(4))),
+            11 => Fault::DcgmError(of(&[0, 21], pick(2))),
             _ => Fault::NvmlError(of(&[0, 15, 999], pick(3))),
         }
     }
@@ -139,6 +148,7 @@ impl Fault {
             Fault::NvmlError(n) => [8, n.into()],
             Fault::Reset => [9, 0],
             Fault::SensorLie(n) => [10, n.into()],
+            Fault::DcgmError(n) => [11, n.into()],
         }
     }
 
@@ -156,6 +166,7 @@ impl Fault {
             8 => Fault::NvmlError(n),
             9 => Fault::Reset,
             10 => Fault::SensorLie(n),
+            11 => Fault::DcgmError(n),
             _ => return None,
         })
     }
@@ -194,7 +205,7 @@ mod tests {
     fn every_fault_is_read_as_it_is_written() {
         let mut rng = muxflow_gpu_model::Rng::new(1);
         let mut all: Vec<Fault> = (0..500).map(|_| Fault::random(&mut rng, true)).collect();
-        all.extend([Fault::MpsHang, Fault::Reset, Fault::SensorLie(150)]);
+        all.push(Fault::Reset);
         for fault in all {
             let words: Vec<String> = fault.to_string().split(' ').map(str::to_owned).collect();
             assert_eq!(Fault::parse(&words).unwrap(), fault);
@@ -205,6 +216,16 @@ mod tests {
             let words: Vec<String> = bad.split(' ').map(str::to_owned).collect();
             assert!(Fault::parse(&words).unwrap_err().to_string().contains(says), "{bad}");
         }
+    }
+
+    #[test]
+    fn faults_of_all_kinds_come_at_random() {
+        let mut rng = muxflow_gpu_model::Rng::new(7);
+        let all = (0..500).map(|_| Fault::random(&mut rng, false).to_wire()[0]);
+        let drawn: std::collections::BTreeSet<u64> = all.collect();
+        let reset = Fault::Reset.to_wire()[0];
+        let known = (1..).take_while(|kind| Fault::from_wire(*kind, 0).is_some());
+        assert!(drawn.into_iter().eq(known.filter(|kind| *kind != reset)));
     }
 
     #[test]

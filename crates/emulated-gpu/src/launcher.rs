@@ -49,11 +49,13 @@ pub struct Running {
 /// Sets a node up and starts its devices.
 pub fn start(plan: &Plan) -> Result<Running, EmulationError> {
     let (root, remove) = match &plan.directory {
-        Some(directory) => (directory.clone(), false),
-        None => {
-            let name = format!("muxflow-gpus-{}", std::process::id());
-            (std::env::temp_dir().join(name), true)
+        // Programs under it may change their directory.
+        Some(directory) => {
+            let absolute = std::path::absolute(directory);
+            let read = |source| EmulationError::Read { path: directory.clone(), source };
+            (absolute.map_err(read)?, false)
         }
+        None => (fresh_directory()?, true),
     };
     let node = Node::at(&root);
     node.create(&plan.gpus)?;
@@ -82,6 +84,22 @@ pub fn start(plan: &Plan) -> Result<Running, EmulationError> {
     }
     running.wait_until_up()?;
     Ok(running)
+}
+
+/// A directory that was not there before: another one may have been left with the same number.
+fn fresh_directory() -> Result<PathBuf, EmulationError> {
+    let name = format!("muxflow-gpus-{}", std::process::id());
+    let mut root = std::env::temp_dir().join(&name);
+    for more in 1_u32.. {
+        match std::fs::create_dir(&root) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                root = std::env::temp_dir().join(format!("{name}-{more}"));
+            }
+            Err(source) => return Err(EmulationError::Write { path: root, source }),
+            Ok(()) => break,
+        }
+    }
+    Ok(root)
 }
 
 fn make_folder(path: &Path, mode: u32) -> Result<(), EmulationError> {

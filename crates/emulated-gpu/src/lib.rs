@@ -52,6 +52,12 @@ pub enum EmulationError {
         /// Why.
         source: std::io::Error,
     },
+    /// A directory in which another node runs.
+    #[error("an emulated node runs in {path} already: end it, or give another directory")]
+    InUse {
+        /// Which.
+        path: PathBuf,
+    },
     /// A profile that makes no sense.
     #[error("the GPU profile {path} cannot be used: {reason}")]
     Profile {

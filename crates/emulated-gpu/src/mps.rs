@@ -1,14 +1,16 @@
 //! The emulated MPS: how clients are let in, the control daemon, and its server.
 //!
-//! Everybody meets at the socket `control` in the pipe directory. A client's connection lives as
-//! long as its process, so the daemon knows who is there; the server holds a connection to each
-//! device, so the devices know when it dies.
+//! Everybody meets at the socket `control` in the pipe directory. The daemon knows who is there by the
+//! connection and by the process itself, whose children may hold copies of the connection; the server
+//! holds a connection to each device, so the devices know when it dies.
 
+mod closing;
 mod commands;
 pub mod daemon;
 pub mod limits;
 mod partitions;
 pub mod server;
+mod version3;
 
 use std::path::PathBuf;
 
@@ -48,7 +50,7 @@ pub fn pipe_directory() -> PathBuf {
 pub struct Admission {
     server_pid: i32,
     limits: Limits,
-    /// Served GPUs by UUID; empty is all.
+    /// UUIDs of the GPUs that the daemon serves, in its order.
     served: Vec<String>,
     _connection: Socket,
 }
@@ -78,18 +80,27 @@ impl Admission {
         Ok(Some(Admission { server_pid, limits, served, _connection: connection }))
     }
 
-    /// What it allows on a GPU.
+    /// The GPUs that the daemon serves, in its order: a client of MPS sees no others.
+    pub fn served<T: Copy>(&self, all: &[(T, Facts)]) -> Vec<(T, Facts)> {
+        let find = |uuid: &String| all.iter().find(|(_, facts)| uuid_hex(facts) == *uuid);
+        self.served.iter().filter_map(find).copied().collect()
+    }
+
+    /// What it allows on a GPU that is served.
     pub fn allowance(&self, facts: &Facts) -> Allowance {
-        let uuid: String = facts.uuid.iter().map(|b| format!("{b:02x}")).collect();
-        if !self.served.is_empty() && !self.served.contains(&uuid) {
-            return Allowance::default();
-        }
+        let uuid = uuid_hex(facts);
+        let place = self.served.iter().position(|served| *served == uuid).unwrap_or(usize::MAX);
         // A percentage is rounded down to whole SMs, but never to none.
         let sms = (f64::from(facts.sms) * self.limits.thread_pct / 100.0 + 1e-9).floor().max(1.0);
         Allowance {
             server_pid: self.server_pid,
             sm_cap_thousandths: (sms * 1000.0) as u32,
-            memory_bytes: self.limits.memory_of(facts.index, &uuid).unwrap_or(0),
+            // None is told as 0, so a limit of nothing becomes a byte: no context fits into either.
+            memory_bytes: self.limits.memory_of(place, &uuid).map_or(0, |bytes| bytes.max(1)),
         }
     }
+}
+
+fn uuid_hex(facts: &Facts) -> String {
+    facts.uuid.iter().map(|b| format!("{b:02x}")).collect()
 }

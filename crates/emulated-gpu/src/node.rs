@@ -11,6 +11,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::EmulationError;
+use crate::wire::Socket;
 
 /// Names the directory; libraries loaded from `DIR/lib` find it without.
 pub const DIRECTORY_VARIABLE: &str = "MUXFLOW_EMULATED_DIR";
@@ -66,14 +67,45 @@ impl Node {
         (0..).take_while(|i| self.gpu(*i).is_dir()).count()
     }
 
-    /// Makes the directories and profiles for these GPUs.
+    /// Makes the directories and profiles for these GPUs. What an earlier node has left there goes;
+    /// one that still runs is left alone, and the directory refused.
     pub fn create(&self, gpus: &[GpuSource]) -> Result<(), EmulationError> {
+        self.clear()?;
         for (index, gpu) in gpus.iter().enumerate() {
             let dir = self.gpu(index);
             let write = |path: PathBuf| move |source| EmulationError::Write { path, source };
             std::fs::create_dir_all(&dir).map_err(write(dir.clone()))?;
             let path = self.profile(index);
             std::fs::write(&path, &gpu.text).map_err(write(path.clone()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Node {
+    /// Directories of GPUs of an earlier node: those with a profile.
+    fn left_over(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let is_gpu = |path: &PathBuf| {
+            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+            let number = name.strip_prefix("gpu").is_some_and(|n| n.parse::<usize>().is_ok());
+            number && path.join("profile.toml").is_file()
+        };
+        entries.map(|entry| entry.path()).filter(is_gpu).collect()
+    }
+
+    fn clear(&self) -> Result<(), EmulationError> {
+        let left = self.left_over();
+        if left.iter().any(|gpu| Socket::connect(&gpu.join("device.sock")).is_ok()) {
+            return Err(EmulationError::InUse { path: self.root.clone() });
+        }
+        let failed = |path: PathBuf| move |source| EmulationError::Write { path, source };
+        for gpu in left {
+            std::fs::remove_dir_all(&gpu).map_err(failed(gpu))?;
+        }
+        let log = self.kernel_log();
+        if log.exists() {
+            std::fs::remove_file(&log).map_err(failed(log))?;
         }
         Ok(())
     }
@@ -141,5 +173,28 @@ mod tests {
             assert!(error.contains(says), "{bad}: {error}");
         }
         assert!(parse_gpus("no-such.toml").unwrap_err().to_string().contains("no-such.toml"));
+    }
+
+    #[test]
+    fn a_directory_that_was_used_before_keeps_nothing_of_it_and_nothing_else_is_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::at(dir.path());
+        node.create(&parse_gpus("t4x3").unwrap()).unwrap();
+        std::fs::write(node.kernel_log(), "old").unwrap();
+        let others = ["gpu7/notes", "gpus/profile.toml"].map(|name| dir.path().join(name));
+        for path in &others {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "mine").unwrap();
+        }
+        node.create(&parse_gpus("a10").unwrap()).unwrap();
+        assert_eq!(node.gpu_count(), 1);
+        assert!(!node.kernel_log().exists());
+        assert!(others.iter().all(|path| path.exists()));
+        // One that answers is left alone.
+        let device = crate::wire::listen(&node.socket(0)).unwrap();
+        let refused = node.create(&parse_gpus("t4").unwrap()).unwrap_err();
+        assert!(refused.to_string().contains("runs in"), "{refused}");
+        drop(device);
+        node.create(&parse_gpus("t4").unwrap()).unwrap();
     }
 }

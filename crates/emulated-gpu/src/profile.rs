@@ -141,6 +141,7 @@ impl Profile {
             flops: model.compute_tflops * 1e12,
             pcie_bytes_per_s: pcie * 1e9,
             time_factor: 1.0,
+            started_us: 0,
             power_limit_mw: [watts, watts],
             temperature_limits_c: [model.power.throttle_c as u32, file.shutdown_c],
             features,

@@ -2,11 +2,17 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Whether an open directory has a file of this name.
+pub fn has_entry(directory: BorrowedFd<'_>, name: &std::ffi::CStr) -> bool {
+    // SAFETY: the name ends with a zero byte and is only read.
+    unsafe { libc::faccessat(directory.as_raw_fd(), name.as_ptr(), libc::F_OK, 0) == 0 }
 }
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.
@@ -110,15 +116,50 @@ pub fn exact_timers() {
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000, 0, 0, 0) };
 }
 
-extern "C" fn nothing(_: i32) {}
+/// Who gets the signals that come here; 0 while there is nobody, negative for one that came before.
+static HEIR: AtomicI32 = AtomicI32::new(0);
 
-/// Interrupt and termination signals are caught and dropped here; programs started from here get
-/// their usual action back.
-pub fn outlive_interrupts() {
-    for signal in [libc::SIGINT, libc::SIGTERM] {
-        let handler: extern "C" fn(i32) = nothing;
-        // SAFETY: the handler does nothing at all.
-        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+extern "C" fn hand_on(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel gives a valid structure to a handler that was set with SA_SIGINFO.
+    let of_terminal = unsafe { (*info).si_code } > 0;
+    if signal == libc::SIGINT && of_terminal {
+        // The terminal has told the whole group.
+        return;
+    }
+    let none = HEIR.compare_exchange(0, -signal, Ordering::SeqCst, Ordering::SeqCst);
+    if let Err(heir) = none
+        && heir > 0
+    {
+        // SAFETY: may be called in a handler; the child is waited for by nobody but us.
+        unsafe { libc::kill(heir, signal) };
+    }
+}
+
+/// From now on, interrupts and requests to end are for the child to come.
+pub fn catch_signals() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: all-zero is a valid action; the fields that count are set below.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = hand_on;
+        action.sa_sigaction = handler as libc::sighandler_t;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+        // SAFETY: the handler only loads, stores and sends.
+        unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+    }
+}
+
+/// A signal that came before there was a child.
+pub fn early_signal() -> Option<i32> {
+    Some(-HEIR.load(Ordering::SeqCst)).filter(|signal| *signal > 0)
+}
+
+/// Hands all signals on to this child; one that came before it, too. 0 is nobody.
+pub fn hand_signals_to(child: u32) {
+    let child = child.cast_signed();
+    let before = HEIR.swap(child, Ordering::SeqCst);
+    if before < 0 {
+        // SAFETY: our own child, which nobody has waited for yet.
+        unsafe { libc::kill(child, -before) };
     }
 }
 

@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,17 @@ fn rest((mut child, mut lines): (Child, BufReader<ChildStdout>)) -> (String, Opt
 /// A client that allocates, launches and frees until something fails.
 fn holder(node: &Running) -> (Child, BufReader<ChildStdout>) {
     started(on(node, client()).arg("hold"), "up")
+}
+
+/// A client that has pushed so many kernels of 1 ms and waits for a line.
+fn pushed(node: &Running, kernels: &str) -> (Child, BufReader<ChildStdout>) {
+    started(on(node, client()).args(["push", kernels]).stdin(Stdio::piped()), "pushed")
+}
+
+/// What waiting for its work gives.
+fn waited(mut it: (Child, BufReader<ChildStdout>)) -> String {
+    drop(writeln!(it.0.stdin.take().expect("a pipe"), "go"));
+    rest(it).0
 }
 
 /// The error that every call of the client returns after an XID; none for those that it survives.
@@ -100,6 +111,73 @@ fn a_seed_says_which_faults_come_and_when() {
     assert!(kills(&deadly) && !kills(&first), "{deadly}");
 }
 
+/// Each line that is printed strikes the same process when it is given to the program again.
+#[test]
+fn the_lines_of_a_random_run_name_whom_they_strike() {
+    let node = node("t4", 1.0);
+    let (bystander, victim) = (pushed(&node, "0"), pushed(&node, "0"));
+    let pid = victim.0.id().to_string();
+    let program = built().join("muxflow-emulated-fault");
+    let mut command = on(&node, &program);
+    command.args(["--pid", &pid, "random", "--seed", "3", "--every", "1", "--count", "30"]);
+    let said = output(&mut command);
+    assert!(said.lines().all(|l| l.contains(&format!("--pid {pid} "))), "{said}");
+    let deadly = ["xid 13", "xid 31", "xid 43", "xid 45", "xid 94"];
+    let strikes = |line: &&str| deadly.iter().any(|xid| line.contains(xid));
+    let line = said.lines().find(strikes).unwrap_or_else(|| panic!("none strikes: {said}"));
+    let met = waited(victim);
+    assert!(["719", "700", "214"].contains(&met.as_str()), "{met}");
+    let next = pushed(&node, "0");
+    let line = line.split(" #").next().unwrap_or(line);
+    let line = line.replace(&format!("--pid {pid}"), &format!("--pid {}", next.0.id()));
+    assert_eq!(output(on(&node, &program).args(line.split_whitespace())), "");
+    // Its time comes within a moment.
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(waited(next), met);
+    assert_eq!(waited(bystander), "0", "nobody meant this one");
+}
+
+/// A device sleeps while nobody waits: whom a fault strikes is decided by who has work, not by who had
+/// some when it last looked.
+#[test]
+fn a_fault_without_a_name_strikes_the_one_with_work() {
+    let node = node("t4", 1.0);
+    let idle = pushed(&node, "0");
+    let mut struck = false;
+    // Another try where the machine was slower than the work.
+    for _ in 0..10 {
+        let busy = pushed(&node, "900");
+        Fault::Xid(13).inject(node.node(), 0, 0, 0).expect("it strikes");
+        if waited(busy) == "719" {
+            struck = true;
+            break;
+        }
+    }
+    assert!(struck, "the one with work");
+    assert_eq!(waited(idle), "0", "the one without");
+}
+
+#[test]
+fn a_reset_gives_all_memory_back_and_a_far_future_is_no_overflow() {
+    let node = node("t4", 1.0);
+    let mut command = on(&node, built().join("muxflow-emulated-fault"));
+    assert_eq!(output(command.args(["--after", &u64::MAX.to_string(), "xid", "79"])), "");
+    let (mut child, _lines) = pushed(&node, "0");
+    let used = || {
+        use muxflow_emulated_gpu::facts::Stats;
+        use muxflow_emulated_gpu::wire::{Kind, Message, Plain, Socket};
+        let socket = Socket::connect(&node.node().socket(0)).expect("the device listens");
+        let answer = socket.ask(&Message::new(Kind::Stats, &[]), &[], &[]).expect("it answers");
+        Stats::from_bytes(&answer.tail).expect("statistics").used_bytes
+    };
+    assert!(used() > 100 << 20, "its context");
+    Fault::Reset.inject(node.node(), 0, 0, 0).expect("it is reset");
+    assert_eq!(used(), 0);
+    child.kill().expect("it lives");
+    child.wait().expect("it ends");
+    assert_eq!(output(on(&node, client()).arg("check")), "ok");
+}
+
 #[test]
 fn a_fault_strikes_when_its_time_has_come() {
     let node = node("t4", 1.0);
@@ -116,9 +194,15 @@ fn a_gpu_that_fell_off_the_bus_stays_away_whatever_is_logged_after_it() {
     let node = node("t4", 1.0);
     let ask = || output(on(&node, compiled("nvml")).args(["ask", "0"]));
     assert_eq!(ask(), "0");
+    let dcgm = || output(&mut on(&node, compiled("dcgm")));
+    assert!(dcgm().lines().nth(1).expect("a GPU").contains(" 203=0 "));
     for xid in [79, 154] {
         Fault::Xid(xid).inject(node.node(), 0, 0, 0).expect("it strikes");
         assert_eq!(ask(), "15", "after XID {xid} NVML says that it is lost");
+        let lost = dcgm();
+        let fields = lost.lines().nth(1).expect("a GPU").split(' ').skip(1);
+        let known = fields.filter(|field| !field.starts_with("9999="));
+        assert!(known.into_iter().all(|f| f.ends_with("=!-18")), "so does DCGM: {lost}");
         let next = on(&node, client()).arg("check").output().expect("it runs");
         assert!(!next.status.success(), "after XID {xid} a client got in");
     }
@@ -136,7 +220,13 @@ fn nvml_blocks_or_fails_for_one_gpu_until_it_is_let_go() {
         command.args(["ask", gpu]);
         command
     };
+    // With a handle in hand, its name is not to be had either.
+    let mut named = on(&node, compiled("nvml"));
+    named.args(["ask", "0", "then"]).stdin(Stdio::piped());
+    let (mut child, lines) = started(&mut named, "open");
     Fault::NvmlError(999).inject(node.node(), 0, 0, 0).expect("it fails");
+    drop(child.stdin.take());
+    assert_eq!(rest((child, lines)).0, "999 999");
     assert_eq!(output(&mut ask("0")), "999");
     assert_eq!(output(&mut ask("1")), "0");
     Fault::NvmlError(0).inject(node.node(), 0, 0, 0).expect("it works");

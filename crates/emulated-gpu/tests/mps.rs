@@ -2,62 +2,21 @@
 
 #![expect(clippy::print_stderr, reason = "a skipped test must say so")]
 
+#[path = "support/mps_control.rs"]
+mod mps_control;
 mod support;
 
 use std::fs::Permissions;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use mps_control::{control, daemon, failure, holder, pushed, waited, within};
 use muxflow_emulated_gpu::fault::Fault;
 use muxflow_emulated_gpu::launcher::Running;
 use support::{built, client, node, on, output};
-
-/// Sends one command; what was printed, and whether it went well.
-fn control(node: &Running, command: &str) -> (bool, String) {
-    let mut child = on(node, built().join("nvidia-cuda-mps-control"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    let mut input = child.stdin.take().expect("a pipe");
-    writeln!(input, "{command}").expect("it reads");
-    drop(input);
-    let output = child.wait_with_output().expect("it ends");
-    (output.status.success(), String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-fn daemon(node: &Running) {
-    let status = on(node, built().join("nvidia-cuda-mps-control")).arg("-d").status();
-    assert!(status.expect("it starts").success());
-}
-
-fn holder(node: &Running) -> Child {
-    let mut child =
-        on(node, client()).arg("hold").stdout(Stdio::piped()).spawn().expect("it starts");
-    let mut line = [0; 3];
-    let stdout = child.stdout.as_mut().expect("a pipe");
-    stdout.read_exact(&mut line).expect("it speaks");
-    assert_eq!(&line, b"up\n");
-    child
-}
-
-/// What the client says at its end: the error of the driver that it met.
-fn failure(child: Child) -> String {
-    let output = child.wait_with_output().expect("it ends");
-    assert_eq!(output.status.code(), Some(3));
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
-}
-
-fn within(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 #[test]
 fn commands_limits_termination_faults_and_recovery() {
@@ -71,13 +30,23 @@ fn commands_limits_termination_faults_and_recovery() {
     let mut old = old.args(["again", "50"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let old = old.as_mut().expect("it starts");
     let mut times = BufReader::new(old.stdout.take().expect("a pipe")).lines();
-    let mut time = || -> f64 { times.next().expect("a line").expect("text").parse().expect("ms") };
+    let mut input = old.stdin.take().expect("a pipe");
+    // It starts with one that nobody asked for.
+    times.next().expect("a line").expect("text");
+    // The least of three: what this machine is away counts, too.
+    let mut time = || -> f64 {
+        let mut once = || -> f64 {
+            writeln!(input, "again").expect("it reads");
+            times.next().expect("a line").expect("text").parse().expect("ms")
+        };
+        (0..3).map(|_| once()).fold(f64::INFINITY, f64::min)
+    };
     let whole = time();
     assert_eq!(control(&node, "set_default_active_thread_percentage 50").1, "50.0");
     let server = control(&node, "get_server_list").1;
     assert_eq!(control(&node, &format!("set_active_thread_percentage {server} 50")).1, "50.0");
-    let half: f64 = output(on(&node, client()).args(["busy", "50"])).parse().expect("a time");
-    writeln!(old.stdin.as_mut().expect("a pipe"), "again").expect("it reads");
+    let busy = || -> f64 { output(on(&node, client()).args(["busy", "50"])).parse().expect("ms") };
+    let half = (0..3).map(|_| busy()).fold(f64::INFINITY, f64::min);
     let still = time();
     let all = format!("{whole} ms, {half} ms with half of the SMs, {still} ms as before");
     assert!(half > 1.1 * whole && still < 1.05 * whole, "{all}");
@@ -144,25 +113,47 @@ fn static_partitions_cut_the_sms_where_the_gpu_has_them() {
 fn killing_a_client_with_work_in_flight_takes_the_others_along_when_told_to() {
     let node = node("t4", 1.0);
     daemon(&node);
-    Fault::KillPropagates(100).inject(node.node(), 0, 0, 0).expect("it is set");
-    let mut neighbour = holder(&node);
-    // Three seconds of kernels are queued; a second try where the machine was too slow to start.
-    let mut struck = false;
-    for _ in 0..5 {
-        let mut command = on(&node, client());
-        let mut victim =
-            command.args(["busy", "3000"]).stdout(Stdio::null()).spawn().expect("it starts");
-        std::thread::sleep(Duration::from_millis(1000));
+    let kill = |victim: &mut Child| {
         victim.kill().expect("it lives");
         victim.wait().expect("it ends");
-        std::thread::sleep(Duration::from_millis(500));
-        if neighbour.try_wait().expect("a status").is_some() {
-            struck = true;
-            break;
+    };
+    // The device is asked: it has buried the dead when it names them no more.
+    let only = |child: &Child| {
+        let list = control(&node, "get_device_client_list").1;
+        list.lines().skip(1).eq([child.id().to_string()])
+    };
+    let neighbour = || pushed(&mut on(&node, client()), "0");
+    // Not unless it is told to.
+    let beside = neighbour();
+    kill(&mut pushed(&mut on(&node, client()), "900"));
+    within("the dead one is forgotten", || only(&beside));
+    assert_eq!(waited(beside), "0");
+    // Nor one that was thrown out first, with work that the device had not even taken.
+    Fault::KillPropagates(100).inject(node.node(), 0, 0, 0).expect("it is set");
+    let beside = neighbour();
+    let mut thrown_out = pushed(&mut on(&node, client()), "900");
+    let server = control(&node, "get_server_list").1;
+    assert!(control(&node, &format!("terminate_client {server} {}", thrown_out.id())).0);
+    within("it is thrown out", || only(&beside));
+    kill(&mut thrown_out);
+    within("the daemon forgets it", || {
+        control(&node, &format!("get_client_list {server}")).1 == beside.id().to_string()
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(waited(beside), "0", "its work was gone");
+    // 900 ms of kernels are queued; another try where the machine was too slow.
+    for _ in 0..10 {
+        let beside = neighbour();
+        kill(&mut pushed(&mut on(&node, client()), "900"));
+        within("the dead one is forgotten", || only(&beside));
+        let met = waited(beside);
+        if met == "700" {
+            assert!(control(&node, "quit").0);
+            return;
         }
+        assert_eq!(met, "0");
     }
-    assert!(struck, "the neighbour goes on");
-    control(&node, "quit");
+    panic!("the neighbour goes on");
 }
 
 #[test]
@@ -170,17 +161,34 @@ fn a_server_that_crashes_fails_its_clients_and_one_that_hangs_lets_nobody_in() {
     let node = node("t4", 1.0);
     daemon(&node);
     let client_of_crash = holder(&node);
+    // One that was let in and makes its context only when the server is gone.
+    let mut late = on(&node, client());
+    let late = late.arg("late").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut late = late.expect("it starts");
+    let mut said = BufReader::new(late.stdout.take().expect("a pipe")).lines();
+    assert_eq!(said.next().expect("a line").expect("text"), "waits");
     Fault::MpsCrash.inject(node.node(), 0, 0, 0).expect("it crashes");
     assert_eq!(failure(client_of_crash), "failed 806");
+    writeln!(late.stdin.take().expect("a pipe"), "go").expect("it reads");
+    assert_eq!(said.next().expect("a line").expect("text"), "806");
+    late.wait().expect("it ends");
     within("a new server takes clients", || {
         on(&node, client()).arg("check").status().is_ok_and(|s| s.success())
     });
     Fault::MpsHang.inject(node.node(), 0, 0, 0).expect("it hangs");
-    std::thread::sleep(Duration::from_millis(200));
+    // Those that came before the daemon heard of it still get in.
+    let mut stuck = None;
+    within("a client is not let in", || {
+        let mut child = on(&node, client()).arg("check").spawn().expect("it starts");
+        std::thread::sleep(Duration::from_secs(2));
+        if child.try_wait().expect("a status").is_none() {
+            stuck = Some(child);
+        }
+        stuck.is_some()
+    });
+    let mut stuck = stuck.expect("one that waits");
     let server = control(&node, "get_server_list").1;
     assert_eq!(control(&node, &format!("get_server_status {server}")).1, "ACTIVE");
-    let mut stuck = on(&node, client()).arg("check").spawn().expect("it starts");
-    std::thread::sleep(Duration::from_secs(2));
     assert!(stuck.try_wait().expect("a status").is_none(), "it got in");
     stuck.kill().expect("it lives");
     stuck.wait().expect("it ends");
@@ -266,4 +274,26 @@ fn a_daemon_ends_with_its_directory() {
     assert!(process.exists());
     drop(node);
     within("the daemon ends", || !process.exists());
+}
+
+#[test]
+fn a_daemon_ends_with_its_node_also_where_its_directory_stays() {
+    let node = node("t4", 1.0);
+    let own = tempfile::tempdir().expect("a directory");
+    let mut command = on(&node, built().join("nvidia-cuda-mps-control"));
+    command.env("CUDA_MPS_PIPE_DIRECTORY", own.path()).arg("-d");
+    assert!(command.status().expect("it starts").success());
+    let mut client = on(&node, client());
+    client.env("CUDA_MPS_PIPE_DIRECTORY", own.path()).arg("check");
+    assert!(client.status().expect("it starts").success());
+    let pid = std::fs::read_to_string(own.path().join("nvidia-cuda-mps-control.pid"));
+    let daemon = pid.expect("its process id").trim().to_owned();
+    let children = format!("/proc/{daemon}/task/{daemon}/children");
+    let server = std::fs::read_to_string(children).expect("its server").trim().to_owned();
+    assert!(!server.is_empty(), "the client had a server");
+    let gone = |pid: &str| !std::path::Path::new("/proc").join(pid).exists();
+    assert!(!gone(&daemon) && !gone(&server));
+    drop(node);
+    within("daemon and server end", || gone(&daemon) && gone(&server));
+    assert!(!own.path().join("control").exists(), "nothing is left to connect to");
 }

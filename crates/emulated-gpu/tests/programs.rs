@@ -49,7 +49,9 @@ fn the_inference_server_serves_networks_of_four_sizes() {
     for network in ["resnet50", "densenet201", "inception-v3", "vgg16"] {
         let record = node.node().root().join("requests");
         let mut command = inference(&node);
-        command.args(["--network", network, "--rate", "40", "--seconds", "1.5", "--record"]);
+        // Four at once: the kernels take longer than their launches on a busy machine.
+        command.args(["--network", network, "--batch", "4"]);
+        command.args(["--rate", "20", "--seconds", "1.5", "--record"]);
         let said = output(command.arg(&record));
         let last = said.lines().last().expect("a summary");
         let recorded = std::fs::read_to_string(&record).expect("a record");
@@ -63,12 +65,11 @@ fn the_inference_server_serves_networks_of_four_sizes() {
         let latencies = column(1);
         assert!(latencies.len() > 10, "{network}: {said}");
         assert_eq!(before(last, "requests,"), latencies.len() as f64, "{network}");
-        // Buckets grow by a twentieth.
-        let (middle, shown) = (latencies[latencies.len() / 2] / 1e3, before(last, "ms, p90"));
-        assert!(
-            (shown / middle - 1.0).abs() < 0.15,
-            "{network}: {shown} ms shown, {middle} measured"
-        );
+        // Half of them stay below what is shown: the end of a bucket, which are a twentieth wide.
+        let middle = latencies[(latencies.len() - 1) / 2] / 1e3;
+        let shown = before(last, "ms, p90");
+        let bucket = middle - 0.01..middle * 1.05 + 0.01;
+        assert!(bucket.contains(&shown), "{network}: {shown} ms shown, {middle} measured");
         let rate = before(last, "requests per second");
         assert!(rate > 5.0 && rate < 80.0, "{network}: {last}");
         let device = column(2);
@@ -166,7 +167,7 @@ fn a_client_of_dcgm_reads_the_profiling_fields() {
     assert_eq!(lines.len(), 4, "a count, two GPUs, and the group of one: {said}");
     assert_eq!(lines[0], "2 GPUs");
     assert!(lines[1].starts_with("0 50=Tesla T4 ") && lines[2].starts_with("1 50=NVIDIA A10 "));
-    assert!(lines[1].ends_with(" 9999=!-36"), "a field that nobody knows: {said}");
+    assert!(lines[1].ends_with(" 9999=!-16"), "a field that nobody knows: {said}");
     let mut busy = on(&node, client());
     let mut busy = busy.args(["busy", "30000"]).stdout(Stdio::null()).spawn().expect("it starts");
     let deadline = Instant::now() + Duration::from_secs(20);

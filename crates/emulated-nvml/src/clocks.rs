@@ -70,10 +70,10 @@ api! {
         out.put(gpu.stats()?.1.power_mw[1])
     }
     fn nvmlDeviceGetPowerManagementDefaultLimit(gpu: Gpu, out: Out<c_uint>) {
-        out.put(gpu.get()?.facts.power_limit_mw[1])
+        out.put(gpu.reach()?.facts.power_limit_mw[1])
     }
     fn nvmlDeviceGetPowerManagementLimitConstraints(gpu: Gpu, least: Out<c_uint>, most: Out<c_uint>) {
-        let limit = gpu.get()?.facts.power_limit_mw[1];
+        let limit = gpu.reach()?.facts.power_limit_mw[1];
         least.put(limit * 6 / 10)?;
         most.put(limit)
     }
@@ -86,7 +86,7 @@ api! {
         device.ask(Kind::Set, &[1, milliwatts.into()]).map(drop)
     }
     fn nvmlDeviceGetPowerManagementMode(gpu: Gpu, out: Out<c_uint>) {
-        gpu.get()?;
+        gpu.reach()?;
         out.put(1)
     }
     fn nvmlDeviceGetPowerState, nvmlDeviceGetPerformanceState(gpu: Gpu, out: Out<c_int>) {
@@ -108,7 +108,7 @@ api! {
         out.put(value)
     }
     fn nvmlDeviceGetTemperatureThreshold(gpu: Gpu, kind: c_int, out: Out<c_uint>) {
-        let [slow, stop] = gpu.get()?.facts.temperature_limits_c;
+        let [slow, stop] = gpu.reach()?.facts.temperature_limits_c;
         match kind {
             0 => out.put(stop),
             1 | 3 => out.put(slow),
@@ -119,22 +119,21 @@ api! {
         out.put(gpu.stats()?.1.throttle_reasons.into())
     }
     fn nvmlDeviceGetSupportedClocksThrottleReasons, nvmlDeviceGetSupportedClocksEventReasons(gpu: Gpu, out: Out<c_ulonglong>) {
-        gpu.get()?;
+        gpu.reach()?;
         out.put(0x1ff)
     }
     fn nvmlDeviceGetPcieThroughput(gpu: Gpu, which: c_int, out: Out<c_uint>) {
-        // Kilobytes per second over a short while: two readings of the counter.
-        let which = usize::from(which == 0);
+        // Kilobytes per second over a short while: two readings of the counter. 0 is what the GPU sends.
+        let index = usize::from(which == 0);
         let (_, first) = gpu.stats()?;
         std::thread::sleep(std::time::Duration::from_millis(20));
         let (_, second) = gpu.stats()?;
-        let index = 1 - which;
         let bytes = second.pcie_bytes[index].saturating_sub(first.pcie_bytes[index]);
         let ns = second.time_ns.saturating_sub(first.time_ns).max(1);
         out.put((bytes.saturating_mul(1_000_000) / ns) as c_uint)
     }
     fn nvmlDeviceGetEccMode(gpu: Gpu, now: Out<c_uint>, later: Out<c_uint>) {
-        ecc(gpu.get()?)?;
+        ecc(gpu.reach()?)?;
         now.put(1)?;
         later.put(1)
     }
@@ -160,7 +159,7 @@ api! {
         failed.put(0)
     }
     fn nvmlDeviceGetRetiredPagesPendingStatus(gpu: Gpu, out: Out<c_uint>) {
-        gpu.get()?;
+        gpu.reach()?;
         out.put(0)
     }
 }

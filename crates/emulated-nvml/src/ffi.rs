@@ -132,6 +132,11 @@ impl Gpu {
         all.iter().find(|d| std::ptr::eq(*d, self.0)).ok_or(NVML_ERROR_INVALID_ARGUMENT)
     }
 
+    /// The device, for calls that reach the GPU itself: they block or fail with it.
+    pub(crate) fn reach(self) -> Answer<&'static Device> {
+        Ok(self.stats()?.0)
+    }
+
     /// The device and how it does now.
     pub(crate) fn stats(self) -> Answer<(&'static Device, Stats)> {
         let device = self.get()?;
@@ -205,7 +210,10 @@ pub(crate) fn close() -> Answer {
     library.uses -= 1;
     if library.uses == 0 {
         // Who comes next sees what is there then. Handles are never followed, only compared.
-        library.devices = None;
+        for device in library.devices.take().unwrap_or_default() {
+            *device.socket.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+        crate::events::hang_up();
     }
     Ok(())
 }

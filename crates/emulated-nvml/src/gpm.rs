@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_uint};
 
 use muxflow_abi::nvml::{
-    NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS, nvmlGpmMetric_t,
-    nvmlGpmMetricsGetHead_t, nvmlGpmSupport_t,
+    NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NO_DATA, NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS,
+    nvmlGpmMetric_t, nvmlGpmMetricsGetHead_t, nvmlGpmSupport_t,
 };
 use muxflow_emulated_gpu::facts::Stats;
 
@@ -31,28 +31,28 @@ impl Handle {
     }
 }
 
-/// A metric over the time between two samples, in NVML's units.
-fn metric(id: c_uint, a: &Stats, b: &Stats) -> Option<f64> {
-    let seconds = (b.time_ns as f64 - a.time_ns as f64) / 1e9;
-    let mean = |i: usize| {
-        let change = b.integrals[i] - a.integrals[i];
-        if seconds > 0.0 { (change / seconds * 100.0).clamp(0.0, 100.0) } else { 0.0 }
+/// A metric over the time between two samples, in NVML's units. The counters refresh once per period:
+/// two samples of the same period have no time between them.
+fn metric(id: c_uint, a: &Stats, b: &Stats) -> Answer<f64> {
+    let of = |i: usize, scale: f64| {
+        let seconds = (b.profiling_time_ns as f64 - a.profiling_time_ns as f64) / 1e9;
+        if seconds <= 0.0 {
+            return Err(NVML_ERROR_NO_DATA);
+        }
+        Ok((b.profiling_sums[i] - a.profiling_sums[i]) / seconds * scale)
     };
-    let rate = |i: usize| {
-        let bytes = b.pcie_bytes[i] as f64 - a.pcie_bytes[i] as f64;
-        if seconds > 0.0 { bytes / seconds / 1e6 } else { 0.0 }
-    };
-    Some(match id {
+    let mean = |i: usize| of(i, 100.0).map(|percent| percent.clamp(0.0, 100.0));
+    match id {
         1 => mean(0),
         2 => mean(1),
         3 => mean(2),
-        4 => mean(1) * 0.2,
+        4 => mean(1).map(|percent| percent * 0.2),
         5 => mean(3),
         10 => mean(4),
-        20 => rate(1),
-        21 => rate(0),
-        _ => return None,
-    })
+        20 => of(6, 1e-6),
+        21 => of(5, 1e-6),
+        _ => Err(NVML_ERROR_NOT_SUPPORTED),
+    }
 }
 
 fn name(id: c_uint) -> *mut c_char {
@@ -72,7 +72,7 @@ fn name(id: c_uint) -> *mut c_char {
 
 api! {
     fn nvmlGpmQueryDeviceSupport(gpu: Gpu, out: Out<nvmlGpmSupport_t>) {
-        let device = gpu.get()?;
+        let device = gpu.reach()?;
         let mut support = out.get()?;
         support.isSupportedDevice = device.facts.features & 1;
         out.put(support)
@@ -108,14 +108,14 @@ api! {
             // SAFETY: the caller says that so many entries are there.
             let entry = unsafe { &mut *list.add(i) };
             match metric(entry.metricId, &a, &b) {
-                Some(value) => {
+                Ok(value) => {
                     entry.value = value;
                     entry.nvmlReturn = NVML_SUCCESS;
                     entry.shortName = name(entry.metricId);
                     entry.longName = name(entry.metricId);
                     entry.unit = if entry.metricId >= 20 { c"MiB/sec" } else { c"%" }.as_ptr().cast_mut();
                 }
-                None => entry.nvmlReturn = NVML_ERROR_NOT_SUPPORTED,
+                Err(error) => entry.nvmlReturn = error,
             }
         }
         Ok(())

@@ -57,7 +57,7 @@ fn architecture([major, minor]: [u32; 2]) -> c_uint {
 }
 
 fn unsupported<T>(gpu: Gpu) -> Answer<T> {
-    gpu.get()?;
+    gpu.reach()?;
     Err(NVML_ERROR_NOT_SUPPORTED)
 }
 
@@ -67,54 +67,54 @@ api! {
         text.text(room, &untext(&device.facts.name))
     }
     fn nvmlDeviceGetUUID(gpu: Gpu, text: Out<c_char>, room: c_uint) {
-        text.text(room, &uuid(&gpu.get()?.facts))
+        text.text(room, &uuid(&gpu.reach()?.facts))
     }
     fn nvmlDeviceGetSerial(gpu: Gpu, text: Out<c_char>, room: c_uint) {
-        text.text(room, &untext(&gpu.get()?.facts.serial))
+        text.text(room, &untext(&gpu.reach()?.facts.serial))
     }
     fn nvmlDeviceGetBoardPartNumber(gpu: Gpu, text: Out<c_char>, room: c_uint) {
-        gpu.get()?;
+        gpu.reach()?;
         text.text(room, "900-00000-0000-000")
     }
     fn nvmlDeviceGetVbiosVersion(gpu: Gpu, text: Out<c_char>, room: c_uint) {
-        gpu.get()?;
+        gpu.reach()?;
         text.text(room, "90.04.96.00.01")
     }
     fn nvmlDeviceGetIndex(gpu: Gpu, out: Out<c_uint>) { out.put(gpu.get()?.index as c_uint) }
     fn nvmlDeviceGetMinorNumber(gpu: Gpu, out: Out<c_uint>) { out.put(gpu.get()?.index as c_uint) }
-    fn nvmlDeviceGetModuleId(gpu: Gpu, out: Out<c_uint>) { out.put(gpu.get()?.index as c_uint) }
+    fn nvmlDeviceGetModuleId(gpu: Gpu, out: Out<c_uint>) { out.put(gpu.reach()?.index as c_uint) }
     fn nvmlDeviceGetBrand(gpu: Gpu, out: Out<c_uint>) {
-        let tesla = untext(&gpu.get()?.facts.name).starts_with("Tesla");
+        let tesla = untext(&gpu.reach()?.facts.name).starts_with("Tesla");
         out.put(if tesla { 2 } else { 14 })
     }
     fn nvmlDeviceGetPciInfo, nvmlDeviceGetPciInfo_v2, nvmlDeviceGetPciInfo_v3(gpu: Gpu, out: Out<nvmlPciInfo_t>) {
-        out.put(pci(&gpu.get()?.facts))
+        out.put(pci(&gpu.reach()?.facts))
     }
     fn nvmlDeviceGetCudaComputeCapability(gpu: Gpu, major: Out<c_int>, minor: Out<c_int>) {
-        let [a, b] = gpu.get()?.facts.capability;
+        let [a, b] = gpu.reach()?.facts.capability;
         major.put(a.cast_signed())?;
         minor.put(b.cast_signed())
     }
     fn nvmlDeviceGetNumGpuCores(gpu: Gpu, out: Out<c_uint>) {
-        let f = &gpu.get()?.facts;
+        let f = &gpu.reach()?.facts;
         out.put(f.sms * f.cores_per_sm)
     }
     fn nvmlDeviceGetArchitecture(gpu: Gpu, out: Out<c_uint>) {
-        out.put(architecture(gpu.get()?.facts.capability))
+        out.put(architecture(gpu.reach()?.facts.capability))
     }
-    fn nvmlDeviceGetMemoryBusWidth(gpu: Gpu, out: Out<c_uint>) { out.put(gpu.get()?.facts.bus_bits) }
+    fn nvmlDeviceGetMemoryBusWidth(gpu: Gpu, out: Out<c_uint>) { out.put(gpu.reach()?.facts.bus_bits) }
     fn nvmlDeviceGetBusType(gpu: Gpu, out: Out<c_uint>) {
-        gpu.get()?;
+        gpu.reach()?;
         out.put(2)
     }
     fn nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration, nvmlDeviceGetGpuMaxPcieLinkGeneration(gpu: Gpu, out: Out<c_uint>) {
-        out.put(gpu.get()?.facts.pcie[0])
+        out.put(gpu.reach()?.facts.pcie[0])
     }
     fn nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth(gpu: Gpu, out: Out<c_uint>) {
-        out.put(gpu.get()?.facts.pcie[1])
+        out.put(gpu.reach()?.facts.pcie[1])
     }
     fn nvmlDeviceGetMultiGpuBoard(gpu: Gpu, out: Out<c_uint>) {
-        gpu.get()?;
+        gpu.reach()?;
         out.put(0)
     }
     fn nvmlDeviceGetComputeMode(gpu: Gpu, out: Out<c_uint>) { out.put(gpu.stats()?.1.compute_mode) }
@@ -126,26 +126,26 @@ api! {
         device.ask(muxflow_emulated_gpu::wire::Kind::Set, &[2, mode.into()]).map(drop)
     }
     fn nvmlDeviceGetPersistenceMode(gpu: Gpu, out: Out<c_uint>) {
-        gpu.get()?;
+        gpu.reach()?;
         out.put(1)
     }
-    fn nvmlDeviceSetPersistenceMode(gpu: Gpu, _mode: c_uint) { gpu.get().map(drop) }
+    fn nvmlDeviceSetPersistenceMode(gpu: Gpu, _mode: c_uint) { gpu.reach().map(drop) }
     fn nvmlDeviceGetDisplayMode, nvmlDeviceGetDisplayActive(gpu: Gpu, out: Out<c_uint>) {
-        gpu.get()?;
+        gpu.reach()?;
         out.put(0)
     }
     fn nvmlDeviceIsMigDeviceHandle(gpu: Gpu, out: Out<c_uint>) {
-        gpu.get()?;
+        gpu.reach()?;
         out.put(0)
     }
     fn nvmlDeviceGetMigMode(gpu: Gpu, _now: Out<c_uint>, _later: Out<c_uint>) { unsupported(gpu) }
     fn nvmlDeviceGetMaxMigDeviceCount(gpu: Gpu, out: Out<c_uint>) {
-        gpu.get()?;
+        gpu.reach()?;
         out.put(0)
     }
     fn nvmlDeviceGetTopologyCommonAncestor(a: Gpu, b: Gpu, out: Out<c_uint>) {
-        a.get()?;
-        b.get()?;
+        a.reach()?;
+        b.reach()?;
         out.put(50)
     }
     fn nvmlDeviceOnSameBoard(a: Gpu, b: Gpu, out: Out<c_int>) {

@@ -76,7 +76,8 @@ api! {
     }
     fn nvmlSystemGetNVMLVersion(text: Out<c_char>, room: c_uint) {
         ffi::devices()?;
-        text.text(room, &format!("13.{}", first_version().1))
+        let (cuda, driver) = first_version();
+        text.text(room, &format!("{}.{driver}", cuda / 1000))
     }
     fn nvmlSystemGetCudaDriverVersion, nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) {
         version.put(first_version().0.cast_signed())

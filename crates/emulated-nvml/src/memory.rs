@@ -29,7 +29,7 @@ api! {
         out.put(nvmlMemory_v2_t { version, total, reserved, free, used })
     }
     fn nvmlDeviceGetBAR1MemoryInfo(gpu: Gpu, out: Out<nvmlBAR1Memory_t>) {
-        gpu.get()?;
+        gpu.reach()?;
         let total = 256 << 20;
         out.put(nvmlBAR1Memory_t { bar1Total: total, bar1Free: total - (5 << 20), bar1Used: 5 << 20 })
     }

@@ -75,33 +75,38 @@ fn second(pid: u32, bytes: u64) -> nvmlProcessInfo_v2_t {
     nvmlProcessInfo_v2_t { pid, usedGpuMemory: bytes, gpuInstanceId: none, computeInstanceId: none }
 }
 
-/// Microseconds since 1970, as samples are stamped.
-fn now_us() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |d| d.as_micros() as u64)
+/// What one process did in its last period, stamped in microseconds since 1970.
+struct Sample {
+    pid: u32,
+    sm: u32,
+    memory: u32,
+    time_us: u64,
 }
 
-/// Process, SM and memory utilisation of those that did anything.
-fn utilisation(gpu: Gpu) -> Answer<Vec<(u32, u32, u32)>> {
-    let all = gpu.get()?.processes()?;
+/// Those that did anything, where that is newer than what was seen.
+fn utilisation(gpu: Gpu, seen_us: u64) -> Answer<Vec<Sample>> {
+    let device = gpu.get()?;
+    let all = device.processes()?;
     let of_server = |server: &Process| {
         let clients = all.iter().filter(|p| p.server_pid == server.pid);
-        clients.fold((0, 0), |(sm, memory), c| {
-            (100.min(sm + c.utilisation_pct[0]), 100.min(memory + c.utilisation_pct[1]))
+        clients.fold(([0, 0], 0), |([sm, memory], at), c| {
+            let [more_sm, more_memory] = c.utilisation_pct;
+            ([100.min(sm + more_sm), 100.min(memory + more_memory)], c.time_ns.max(at))
         })
     };
     let mut found = Vec::new();
     for process in all.iter().filter(|p| p.server_pid == 0) {
-        let (sm, memory) = if process.is_server == 1 {
+        let ([sm, memory], at_ns) = if process.is_server == 1 {
             of_server(process)
         } else {
-            (process.utilisation_pct[0], process.utilisation_pct[1])
+            (process.utilisation_pct, process.time_ns)
         };
-        if sm > 0 || memory > 0 {
-            found.push((process.pid, sm, memory));
+        let time_us = device.facts.epoch_us(at_ns);
+        if (sm > 0 || memory > 0) && time_us > seen_us {
+            found.push(Sample { pid: process.pid, sm, memory, time_us });
         }
     }
-    Ok(found)
+    if found.is_empty() { Err(NVML_ERROR_NOT_FOUND) } else { Ok(found) }
 }
 
 api! {
@@ -121,34 +126,30 @@ api! {
         gpu.stats()?;
         put(Vec::new(), count, out, second)
     }
-    fn nvmlDeviceGetProcessUtilization(gpu: Gpu, out: Out<nvmlProcessUtilizationSample_t>, count: Out<c_uint>, _since_us: c_ulonglong) {
-        let found = utilisation(gpu)?;
+    fn nvmlDeviceGetProcessUtilization(gpu: Gpu, out: Out<nvmlProcessUtilizationSample_t>, count: Out<c_uint>, seen_us: c_ulonglong) {
         let room = count.get()? as usize;
-        count.put(found.len() as c_uint)?;
-        if found.is_empty() {
-            return Err(NVML_ERROR_NOT_FOUND);
-        }
+        let found = utilisation(gpu, seen_us);
+        count.put(found.as_ref().map_or(0, Vec::len) as c_uint)?;
+        let found = found?;
         if !out.is_given() || room < found.len() {
             return Err(NVML_ERROR_INSUFFICIENT_SIZE);
         }
-        let now = now_us();
-        for (i, (pid, sm, memory)) in found.into_iter().enumerate() {
-            out.put_at(i, nvmlProcessUtilizationSample_t { pid, timeStamp: now, smUtil: sm, memUtil: memory, encUtil: 0, decUtil: 0 });
+        for (i, it) in found.into_iter().enumerate() {
+            out.put_at(i, nvmlProcessUtilizationSample_t { pid: it.pid, timeStamp: it.time_us, smUtil: it.sm, memUtil: it.memory, encUtil: 0, decUtil: 0 });
         }
         Ok(())
     }
     fn nvmlDeviceGetProcessesUtilizationInfo(gpu: Gpu, out: Out<UtilizationList>) {
         let mut list = out.get()?;
-        let found = utilisation(gpu)?;
+        let found = utilisation(gpu, list.last_seen_us)?;
         let room = list.count as usize;
         list.count = found.len() as c_uint;
         out.put(list)?;
         if list.list.is_null() || room < found.len() {
             return Err(NVML_ERROR_INSUFFICIENT_SIZE);
         }
-        let time_us = now_us();
-        for (i, (pid, sm, memory)) in found.into_iter().enumerate() {
-            let info = UtilizationInfo { time_us, pid, sm, memory, others: [0; 4] };
+        for (i, it) in found.into_iter().enumerate() {
+            let info = UtilizationInfo { time_us: it.time_us, pid: it.pid, sm: it.sm, memory: it.memory, others: [0; 4] };
             // SAFETY: the caller's list has room for `room` entries, checked above.
             unsafe { list.list.add(i).write(info) };
         }

@@ -29,6 +29,14 @@ pub enum Error {
         /// How long was waited.
         waited: Duration,
     },
+    /// A part that must not end did.
+    #[error("{what} has ended: {why}")]
+    Ended {
+        /// Which.
+        what: &'static str,
+        /// How.
+        why: String,
+    },
     /// A setting that makes no sense.
     #[error("`{setting}`: {problem}")]
     Setting {

@@ -18,6 +18,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::scheduler::pods::PodName;
 
+/// An event is no more than a word: nobody waits longer for it to be taken.
+const WRITE_LIMIT: Duration = Duration::from_secs(5);
 /// How many events that can wait are under way at once.
 const PARALLEL: usize = 4;
 
@@ -30,8 +32,10 @@ const NAME_ROOM: usize = 230;
 
 /// Says things of which nobody waits for the end, in the background, while others act. What is still
 /// unsaid when the program ends stays so.
+#[derive(Debug, Clone)]
 pub(crate) struct Later(UnboundedSender<Said>);
 
+#[derive(Debug)]
 struct Said {
     pod: PodName,
     reason: &'static str,
@@ -156,8 +160,14 @@ impl Teller {
             ..Written::default()
         };
         let api: Api<Written> = Api::namespaced(self.client.clone(), &pod.namespace);
-        if let Err(error) = api.create(&PostParams::default(), &event).await {
-            tracing::warn!(pod = pod.path(), %error, "an event could not be written");
+        let parameters = PostParams::default();
+        let writing = api.create(&parameters, &event);
+        match tokio::time::timeout(WRITE_LIMIT, writing).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(pod = pod.path(), %error, "an event could not be written");
+            }
+            Err(_) => tracing::warn!(pod = pod.path(), "an event was not taken in time"),
         }
     }
 }
@@ -207,6 +217,19 @@ mod tests {
         assert_eq!(lately.0.len(), MANY);
         assert!(lately.is_news(&pod("v"), "Moved", "x", now + AGAIN_AFTER));
         assert_eq!(lately.0.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_does_not_answer_keeps_nobody() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let uri = format!("http://{}", silent.local_addr().unwrap()).parse().unwrap();
+        let mut config = kube::Config::new(uri);
+        (config.read_timeout, config.write_timeout) = (None, None);
+        let teller = Teller::new(Client::try_from(config).unwrap(), "test", "here");
+        let pod = pod("u");
+        let telling = teller.tell(&pod, EventType::Normal, "Moved", "Moving", "x");
+        let waited = tokio::time::timeout(WRITE_LIMIT * 6, telling).await;
+        assert!(waited.is_ok(), "somebody still waits for a word to be taken");
     }
 
     #[test]

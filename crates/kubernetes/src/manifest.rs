@@ -1,4 +1,4 @@
-//! The definitions of the custom resources as YAML, from the Rust types that read them.
+//! Custom resources as YAML: their definitions, from the Rust types that read them, and objects.
 
 use kube::CustomResourceExt as _;
 
@@ -14,11 +14,22 @@ pub fn definitions() -> [(&'static str, String); 3] {
 }
 
 fn yaml<T: serde::Serialize>(object: &T) -> String {
-    let value = serde_json::to_value(object).unwrap_or_default();
     let mut text =
         String::from("# Generated from crates/kubernetes/src/resource.rs; do not edit.\n");
-    write(&value, 0, &mut text);
+    append(object, &mut text);
     text
+}
+
+/// An object as one of several documents.
+pub fn document<T: serde::Serialize>(object: &T) -> String {
+    let mut text = String::from("---\n");
+    append(object, &mut text);
+    text
+}
+
+fn append<T: serde::Serialize>(object: &T, text: &mut String) {
+    let value = serde_json::to_value(object).unwrap_or_default();
+    write(&value, 0, text);
 }
 
 /// Block style, strings always quoted as JSON: every line means what it says in any reader.

@@ -12,6 +12,10 @@ use serde::{Deserialize, Serialize};
 /// bytes more or less are not worth a write.
 pub(crate) const MEMORY_STEP: u64 = 256 << 20;
 
+/// The least and the greatest speed of a profile.
+pub(crate) const MIN_SOLO_SPEED: f64 = 0.001;
+pub(crate) const MAX_SOLO_SPEED: f64 = 1000.0;
+
 /// One physical GPU. Its name is the UUID in lower case.
 #[derive(CustomResource, Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -155,8 +159,9 @@ pub struct ProfileSpec {
     pub workload: String,
     /// On which kind of GPU.
     pub gpu_type: String,
-    /// Speed alone on this type, against the reference type at 1.
+    /// Speed alone on this type, against the reference type at 1: from 0.001 to 1000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = MIN_SOLO_SPEED, max = MAX_SOLO_SPEED))]
     pub solo_speed: Option<f64>,
     /// Share of time with a kernel running.
     #[serde(default, skip_serializing_if = "Option::is_none")]

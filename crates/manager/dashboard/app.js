@@ -50,13 +50,17 @@ function since(us) {
   return `${Math.round(s / 3600)} h`;
 }
 
-// Replaces what is inside, but only when it differs: whoever reads or has the focus is not disturbed.
+// Replaces what is inside, but only when it differs: whoever reads is not disturbed. What had the focus
+// has it afterwards too.
 const drawn = new WeakMap();
 function put(box, key, make) {
   const text = JSON.stringify(key);
-  if (drawn.get(box) === text || box.contains(document.activeElement)) return;
+  if (drawn.get(box) === text) return;
   drawn.set(box, text);
-  box.replaceChildren(...[make()].flat());
+  const focus = box.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
+  redraw(() => box.replaceChildren(...[make()].flat()));
+  if (focus === undefined) return;
+  [...box.querySelectorAll("[data-focus]")].find((node) => node.dataset.focus === focus)?.focus({ preventScroll: true });
 }
 
 function table(heads, rows) {
@@ -151,10 +155,26 @@ function pairings(list) {
     list.map((p) => [short(p.gpu), p.service ?? "none", p.job, number(p.share_pct, 0, " %"), speed(p.predicted_speed), speed(p.seen_speed), clock(p.since_us)]));
 }
 
-function jobs(list) {
+const HOLDERS = ["profiling", "running", "checkpointing"];
+const WAITERS = ["submitted", "queued"];
+const LISTED = 200;
+
+// How many jobs there are beyond those of a list that was cut.
+function beyond(list, states, counts) {
+  const all = states.reduce((sum, state) => sum + (counts[state] ?? 0), 0);
+  return list.next === undefined || list.next === null ? 0 : Math.max(all - list.items.length, 1);
+}
+
+function jobs(list, more) {
   if (!list.length) {
     return empty("The queue is empty. Submit a job: ", code("muxflow submit -- python train.py"));
   }
+  const all = code(`muxflow jobs --state open -n ${Math.max(10000, list.length + more)}`);
+  const rest = more ? empty(`… and ${more} more; `, all, " lists them all.") : null;
+  return [jobTable(list), rest].filter(Boolean);
+}
+
+function jobTable(list) {
   return table([["Job"], ["Name"], ["User"], ["State"], ["GPU"], ["Why"], ["Waited", "num"]],
     list.map((job) => [job.id, job.name ?? job.workload, job.user, job.cancelling ? "cancelling" : job.state,
       job.gpu ? short(job.gpu) : "–", job.reason || "–", since(job.waited_us)]));
@@ -218,8 +238,10 @@ function say(text, bad) {
 
 async function turn() {
   const health = await api("/health");
-  const [summary, gpus, pairs, open, served] = await Promise.all([
-    api("/summary"), api("/gpus"), api("/pairings"), api("/jobs?state=open&limit=200"), api("/services")]);
+  // Apart, so that a long queue does not push what runs out of sight.
+  const list = (states) => api(`/jobs?state=${states.join(",")}&limit=${LISTED}`);
+  const [summary, gpus, pairs, holding, waiting, served] = await Promise.all([
+    api("/summary"), api("/gpus"), api("/pairings"), list(HOLDERS), list(WAITERS), api("/services")]);
   await Promise.all([readEvents(), readHistory(gpus.items)]);
   gpus.items.forEach((gpu) => names.set(gpu.id, `GPU ${gpu.index}`));
   $("sign-in").hidden = true;
@@ -232,7 +254,9 @@ async function turn() {
     : empty("No GPU was found. ", code("muxflow doctor"), " says why; without one, try ", code("muxflow demo"), "."));
   put($("service-list"), served.items, () => services(served.items));
   put($("pairing-list"), pairs.items, () => pairings(pairs.items));
-  put($("job-list"), open.items, () => jobs(open.items));
+  const open = [...holding.items, ...waiting.items];
+  const more = beyond(holding, HOLDERS, summary.jobs) + beyond(waiting, WAITERS, summary.jobs);
+  put($("job-list"), [open, more], () => jobs(open, more));
   showEvents();
 }
 

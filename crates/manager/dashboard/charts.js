@@ -29,6 +29,17 @@ function area(points, x, low, high) {
   return path;
 }
 
+// The moment that is read by key in each chart: a chart that is drawn anew shows it again.
+const moments = new Map();
+let redrawing = false;
+
+// Draws; a chart that loses the focus only because another takes its place is still read.
+function redraw(draw) {
+  redrawing = true;
+  draw();
+  redrawing = false;
+}
+
 // What a GPU went through: the service's part of SM activity, what offline work adds, and when it was
 // not Healthy. The arrow keys and the pointer read single moments.
 function gpuChart(points, name, served) {
@@ -36,7 +47,7 @@ function gpuChart(points, name, served) {
   const figure = document.createElement("figure");
   figure.className = "chart";
   const caption = document.createElement("figcaption");
-  const svg = shape("svg", { viewBox: `0 0 ${width} ${height + foot}`, role: "img", tabindex: "0" });
+  const svg = shape("svg", { viewBox: `0 0 ${width} ${height + foot}`, role: "img", tabindex: "0", "data-focus": name });
   figure.append(svg, caption);
   if (points.length < 2) {
     caption.textContent = "no history yet";
@@ -91,13 +102,23 @@ function gpuChart(points, name, served) {
     read(points.findIndex((p) => p.at_us >= wanted));
   });
   svg.addEventListener("pointerleave", rest);
-  svg.addEventListener("blur", rest);
+  svg.addEventListener("blur", () => {
+    if (redrawing) return;
+    moments.delete(name);
+    rest();
+  });
   svg.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
     if (step === undefined) return;
     event.preventDefault();
     read(at + step);
+    moments.set(name, points[at].at_us);
   });
+  if (moments.has(name)) {
+    // What is too old to be drawn is read at the left edge.
+    const still = points.findIndex((p) => p.at_us >= moments.get(name));
+    read(still < 0 ? points.length - 1 : still);
+  }
   return figure;
 }
 

@@ -85,7 +85,7 @@ impl AgentPort {
 
 impl NodePort for AgentPort {
     fn look(&self) -> Vec<GpuSight> {
-        let all = self.handle.gpus().iter().enumerate();
+        let all = self.handle.numbered_gpus();
         all.filter_map(|(index, uuid)| self.sight(index, self.handle.shared(uuid)?)).collect()
     }
 

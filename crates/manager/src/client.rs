@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::{ManagerError, Result};
+use crate::http::seats;
 
 /// A request that got no answer for so long is given up.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -73,6 +74,10 @@ fn trouble(text: impl Into<String>) -> ManagerError {
     ManagerError::Client(text.into())
 }
 
+fn unreachable(text: impl Into<String>) -> ManagerError {
+    ManagerError::Unreachable(text.into())
+}
+
 impl Client {
     /// For a manager at this place.
     pub fn new(place: Place) -> Result<Self> {
@@ -109,16 +114,13 @@ impl Client {
             tokio::time::timeout(LIMIT, self.exchange(method, path, body)).await
         });
         let (status, bytes) = answer.map_err(|_| {
-            trouble(format!("no answer from the manager within {} s", LIMIT.as_secs()))
+            unreachable(format!("no answer from the manager within {} s", LIMIT.as_secs()))
         })??;
         if status.is_success() {
             return serde_json::from_slice(&bytes)
                 .map_err(|error| trouble(format!("a strange answer to {path}: {error}")));
         }
-        Err(match serde_json::from_slice::<Problem>(&bytes) {
-            Ok(problem) => trouble(problem.message),
-            Err(_) => trouble(format!("{status}: {}", String::from_utf8_lossy(&bytes))),
-        })
+        Err(refusal(status, &bytes))
     }
 
     async fn exchange(
@@ -141,7 +143,7 @@ impl Client {
         match &self.place {
             Place::Socket(socket) => {
                 let stream = tokio::net::UnixStream::connect(socket).await.map_err(|error| {
-                    trouble(format!(
+                    unreachable(format!(
                         "no manager at {}: {error}; start one with `muxflow up`, or name its socket with --socket or {SOCKET_VARIABLE}",
                         socket.display()
                     ))
@@ -150,11 +152,20 @@ impl Client {
             }
             Place::Tcp { address, .. } => {
                 let stream = tokio::net::TcpStream::connect(address).await;
-                let stream =
-                    stream.map_err(|error| trouble(format!("no manager at {address}: {error}")))?;
+                let stream = stream
+                    .map_err(|error| unreachable(format!("no manager at {address}: {error}")))?;
                 send(stream, request).await
             }
         }
+    }
+}
+
+/// What an answer says that is not a success.
+fn refusal(status: StatusCode, body: &[u8]) -> ManagerError {
+    match serde_json::from_slice::<Problem>(body) {
+        Ok(problem) if problem.code == seats::CODE => ManagerError::Busy(problem.message),
+        Ok(problem) => trouble(problem.message),
+        Err(_) => trouble(format!("{status}: {}", String::from_utf8_lossy(body))),
     }
 }
 
@@ -162,7 +173,7 @@ async fn send(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Full<Bytes>>,
 ) -> Result<(StatusCode, Bytes)> {
-    let broken = |error: hyper::Error| trouble(format!("the manager hung up: {error}"));
+    let broken = |error: hyper::Error| unreachable(format!("the manager hung up: {error}"));
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
     let driving = tokio::spawn(connection);

@@ -44,6 +44,7 @@ struct Raw {
     token: Vec<RawToken>,
     shadow: bool,
     jobs_per_user: u64,
+    queue_mib_per_user: u64,
     keep_jobs_days: u64,
     keep_jobs: u64,
     history_s: u64,
@@ -64,6 +65,7 @@ impl Default for Raw {
             token: Vec::new(),
             shadow: false,
             jobs_per_user: 10_000,
+            queue_mib_per_user: 128,
             keep_jobs_days: 30,
             keep_jobs: 100_000,
             history_s: 900,
@@ -199,11 +201,13 @@ impl UpConfig {
         };
         within("silence_s", raw.silence_s, 1, 3600).map_err(wrong)?;
         within("jobs_per_user", raw.jobs_per_user, 1, 10_000_000).map_err(wrong)?;
+        within("queue_mib_per_user", raw.queue_mib_per_user, 1, 1 << 20).map_err(wrong)?;
         within("keep_jobs_days", raw.keep_jobs_days, 1, 36_500).map_err(wrong)?;
         within("keep_jobs", raw.keep_jobs, 1, 10_000_000).map_err(wrong)?;
         within("history_s", raw.history_s, 10, 86_400).map_err(wrong)?;
         let settings = Settings {
             jobs_per_user: Some(raw.jobs_per_user),
+            queue_bytes_per_user: Some(raw.queue_mib_per_user << 20),
             keep_jobs_for: Micros::from_secs(raw.keep_jobs_days * 24 * 3600),
             keep_jobs: raw.keep_jobs,
             shadow: raw.shadow,
@@ -326,6 +330,7 @@ mod tests {
             ("[scheduler]\nmax_disruption_pct = 101.0", "max_disruption_pct"),
             ("[profiler]\nlimit_s = 1", "profiler.limit_s"),
             ("socket_mode = '999'", "octal"),
+            ("queue_mib_per_user = 0", "queue_mib_per_user is 0"),
             ("keep_jobs_days = 0", "keep_jobs_days is 0"),
             ("keep_jobs = 0", "keep_jobs is 0"),
             ("silence_s = 0", "silence_s is 0"),

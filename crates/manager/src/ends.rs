@@ -1,8 +1,8 @@
 //! What happened to runs: the events of the node, written down, and after a restart what is found of
 //! the runs of before.
 
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use muxflow_agent::gpu::{Event, StopReason};
 use muxflow_agent::launch::Exit;
@@ -13,49 +13,43 @@ use muxflow_store::jobs::JobRow;
 use muxflow_types::{HealthState, JobId, Micros};
 
 use crate::clock;
+use crate::ending::{Doing, Ending, Patience, Why, ending_of, setbacks, words_of};
 use crate::error::Result;
 use crate::lifecycle::{End, Happening, Wish};
 use crate::manager::{Manager, advance, wish};
 use crate::views;
 
-/// A job that a GPU refused is not offered again before this.
+/// A job that a GPU refused is not offered again before this; twice as long each time, up to the cap.
 const AFTER_REFUSAL: Micros = Micros::from_secs(2);
+/// GPUs recover: nobody waits longer for that.
+const AFTER_REFUSALS: Micros = Micros::from_secs(300);
+
+/// Blame for a run comes within this of its end.
+const BLAME_WITHIN: Micros = Micros::from_secs(60);
+
+/// Attempts to write down what happened, some minutes in all; after that, what comes next is tried.
+const MOST_ATTEMPTS: u32 = 60;
 
 /// Why a job with a deadline has failed.
 pub const DEADLINE_PASSED: &str = "its deadline has passed";
 
-/// How a run ended, in the words of the life cycle and for people.
-pub fn end_of(exit: &Exit, reason: Option<&StopReason>, may_retry: bool) -> (End, String) {
-    let natural = match (exit.code, exit.signal) {
-        (Some(code), _) => format!("exit code {code}"),
-        (None, Some(signal)) => format!("ended by signal {signal}"),
-        (None, None) => "nobody saw how it ended".to_owned(),
-    };
-    if exit.code == Some(0) && exit.is_by_itself() {
-        return (End::Finished, natural);
-    }
-    let asked = reason.filter(|reason| !matches!(reason, StopReason::Shutdown));
-    // The kernel may have killed a child that the program did without, or one that was told to leave.
-    if exit.out_of_memory && exit.code != Some(0) && exit.stop.is_none() && asked.is_none() {
-        let text = format!("out of host memory ({natural})");
-        return (End::Failed { retry: may_retry }, text);
-    }
-    match (asked, exit.stop) {
-        (Some(reason), _) => (End::Stopped, format!("stopped: {reason}")),
-        (None, Some(_)) => (End::Stopped, "stopped: the manager left".to_owned()),
-        (None, None) if exit.code.is_none() && exit.signal.is_none() => (End::Stopped, natural),
-        (None, None) => (End::Failed { retry: may_retry }, natural),
-    }
+fn seed_of(row: &JobRow) -> u64 {
+    u64::try_from(row.number).unwrap_or(0)
 }
 
 /// One failure more: the next try comes later, or never.
 fn count_failure(row: &mut JobRow, now: Micros, retry: &RetryParams) {
     let mut history = FailureHistory::restore(row.failures, row.last_failure);
-    let seed = u64::try_from(row.number).unwrap_or(0);
-    row.not_before = history.fail(now, retry, seed);
+    row.not_before = history.fail(now, retry, seed_of(row));
     row.failures += 1;
     row.last_failure = now;
     row.fail_prone |= history.is_fail_prone(now, retry);
+}
+
+/// One setback more: it comes back, later each time.
+fn count_setback(row: &mut JobRow, now: Micros, held: Micros, retry: &RetryParams) {
+    row.setbacks = setbacks(row.setbacks, held, retry).saturating_add(1);
+    row.not_before = now.saturating_add(retry.wait(row.setbacks, seed_of(row)));
 }
 
 fn told(kind: &'static str, gpu: &str, job: Option<&JobId>, text: String) -> NewEvent {
@@ -69,24 +63,46 @@ fn told(kind: &'static str, gpu: &str, job: Option<&JobId>, text: String) -> New
     }
 }
 
+/// Tries again while the disk is full: what happened must not be forgotten. Whoever leaves does
+/// not wait for that: what is lost here is found again by the sweep or after a restart. Says whether
+/// it is written.
+fn until_written(leave: &AtomicBool, attempts: u32, mut write: impl FnMut() -> Result<()>) -> bool {
+    let mut wait = Duration::from_millis(100);
+    for attempt in 1..=attempts {
+        let Err(error) = write() else { return true };
+        tracing::error!(error = error.in_full(), attempt, "cannot write down what happened");
+        let next = Instant::now() + wait;
+        while Instant::now() < next {
+            if leave.load(Ordering::Acquire) {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        wait = (wait * 2).min(Duration::from_secs(5));
+    }
+    false
+}
+
 impl Manager {
     /// A run has ended: writes down what that means. News of an older run is none.
     pub fn run_ended(
         &self,
         job: &JobId,
         exit: &Exit,
-        reason: Option<&StopReason>,
-        fail_prone: bool,
+        why: &Why<'_>,
         retry: &RetryParams,
     ) -> Result<Option<JobRow>> {
         let Some(row) = self.store().job(job)? else { return Ok(None) };
         let retries = views::submit_of(&row)?.retries;
         let run = if exit.run == 0 { row.run } else { exit.run };
-        let how = |row: &JobRow| end_of(exit, reason, row.failures < retries);
+        let now = clock::now();
+        let how = |row: &JobRow| {
+            ending_of(exit, why.reason, why.blamed, Patience::of(row, retries, retry, now))
+        };
         self.end_run(job, run, retry, how, |row| {
             row.exit_code = exit.code;
             row.exit_signal = exit.signal;
-            row.fail_prone |= fail_prone;
+            row.fail_prone |= why.fail_prone;
         })
     }
 
@@ -102,7 +118,7 @@ impl Manager {
         let retries = views::submit_of(&row)?.retries;
         let how = |row: &JobRow| {
             let end = End::Failed { retry: row.failures < retries };
-            (end, format!("could not be started: {why}"))
+            Ending { end, words: format!("could not be started: {why}"), doing: Doing::Own }
         };
         self.end_run(job, run, retry, how, |_| {})
     }
@@ -113,7 +129,7 @@ impl Manager {
         job: &JobId,
         run: u64,
         retry: &RetryParams,
-        how: impl FnOnce(&JobRow) -> (End, String),
+        how: impl FnOnce(&JobRow) -> Ending,
         edit: impl FnOnce(&mut JobRow),
     ) -> Result<Option<JobRow>> {
         let now = clock::now();
@@ -121,17 +137,61 @@ impl Manager {
             let Some(mut row) = change.job(job)?.filter(|row| row.run == run) else {
                 return Ok(None);
             };
-            let (end, words) = how(&row);
+            let Ending { end, words, doing } = how(&row);
+            // Whoever asked it to leave wrote down why, and that is why it waits now.
+            let is_told = row.state == JobState::Checkpointing.as_str() && !row.reason.is_empty();
+            let held = now.since(row.changed_at);
             let stepped = advance(change, &mut row, Happening::Ended(end), now, |row| {
                 row.reason = match (wish(row, now), end) {
                     (Wish::Cancel, _) => format!("{} ({words})", row.reason),
                     (Wish::Expire, End::Stopped | End::Failed { .. }) => {
                         format!("{DEADLINE_PASSED} ({words})")
                     }
+                    (Wish::None, End::Stopped) if doing == Doing::Asked && is_told => {
+                        row.reason.clone()
+                    }
                     (Wish::Expire | Wish::None, _) => words,
                 };
                 edit(row);
+                row.refusals = 0;
+                match doing {
+                    Doing::Setback => count_setback(row, now, held, retry),
+                    Doing::Own | Doing::Asked => row.setbacks = 0,
+                }
                 if matches!(end, End::Failed { .. }) {
+                    count_failure(row, now, retry);
+                }
+            })?;
+            Ok(stepped.then_some(row))
+        })
+    }
+
+    /// The driver names the culprit of an error after the end of its run was written down: that run has
+    /// failed. Work that is done is not begun again: its output is what the error left of it.
+    pub fn run_blamed(
+        &self,
+        job: &JobId,
+        run: u64,
+        fault: &str,
+        retry: &RetryParams,
+    ) -> Result<Option<JobRow>> {
+        let Some(row) = self.store().job(job)? else { return Ok(None) };
+        let retries = views::submit_of(&row)?.retries;
+        let now = clock::now();
+        self.change(|change| {
+            let is_its = |row: &JobRow| run == 0 || row.run == run;
+            let Some(mut row) = change.job(job)?.filter(is_its) else { return Ok(None) };
+            // A number is given to another process in time.
+            if now.since(row.changed_at) > BLAME_WITHIN {
+                return Ok(None);
+            }
+            // A run fails once, for whatever reasons.
+            let counted = row.failures > 0 && row.last_failure == row.changed_at;
+            let happening = Happening::Blamed { retry: counted || row.failures < retries };
+            let stepped = advance(change, &mut row, happening, now, |row| {
+                row.reason = format!("{}; it is to blame for {fault}", row.reason);
+                row.setbacks = 0;
+                if !counted {
                     count_failure(row, now, retry);
                 }
             })?;
@@ -148,7 +208,9 @@ impl Manager {
             };
             let stepped = advance(change, &mut row, Happening::Refused, now, |row| {
                 row.reason = format!("could not be started: {why}");
-                row.not_before = now.saturating_add(AFTER_REFUSAL);
+                let doubled = AFTER_REFUSAL.0 << row.refusals.min(16);
+                row.refusals = row.refusals.saturating_add(1);
+                row.not_before = now.saturating_add(Micros(doubled).min(AFTER_REFUSALS));
             })?;
             Ok(stepped.then_some(row))
         })
@@ -176,8 +238,9 @@ impl Manager {
                 }
                 self.wake(format!("{job} was refused"));
             }
-            Event::JobEnded { job, exit, reason, fail_prone, .. } => {
-                self.run_ended(&job, &exit, reason.as_ref(), fail_prone, retry)?;
+            Event::JobEnded { job, exit, reason, fail_prone, blamed, .. } => {
+                let why = Why { reason: reason.as_ref(), blamed, fail_prone };
+                self.run_ended(&job, &exit, &why, retry)?;
                 let protects = |reason: &&StopReason| {
                     matches!(
                         reason,
@@ -203,8 +266,13 @@ impl Manager {
                 let text = format!("{}: {} in {took}", seen.fault, done.join(", "));
                 self.tell(told("fault", gpu, None, text));
             }
+            Event::JobBlamed { job, run, fault } => {
+                let text = format!("{job}: {fault}, for which it is to blame");
+                self.run_blamed(&job, run, &fault.to_string(), retry)?;
+                self.tell(told("fault", gpu, Some(&job), text));
+            }
             // Only a node of a cluster lets guests in.
-            Event::GuestMustLeave { .. } => {}
+            Event::GuestMustLeave { .. } | Event::GuestBlamed { .. } => {}
             Event::Alert(text) => self.tell(told("alert", gpu, None, text)),
             Event::OnlineStarted { service, pid, adopted } => {
                 let how = if adopted { "found running" } else { "started" };
@@ -214,9 +282,8 @@ impl Manager {
                 self.wake(format!("{service} runs on {gpu}"));
             }
             Event::OnlineEnded { service, exit } => {
-                let (_, words) = end_of(&exit, None, false);
                 let name = Some(service.as_str().to_owned());
-                let text = format!("{service}: {words}");
+                let text = format!("{service}: {}", words_of(&exit));
                 self.tell(NewEvent { service: name, ..told("service", gpu, None, text) });
             }
         }
@@ -224,27 +291,15 @@ impl Manager {
     }
 
     /// Reads the node's events until `leave` says so.
-    pub fn pump(&self, retry: &RetryParams, leave: &std::sync::atomic::AtomicBool) {
+    pub fn pump(&self, retry: &RetryParams, leave: &AtomicBool) {
+        let mut attempts = MOST_ATTEMPTS;
         while !leave.load(Ordering::Acquire) {
             let Some((gpu, event)) = self.node.next_event(Duration::from_millis(200)) else {
                 continue;
             };
-            self.until_written(|| self.note_event(&gpu, event.clone(), retry));
-        }
-    }
-
-    /// Tries again while the disk is full: what happened must not be forgotten.
-    fn until_written(&self, mut write: impl FnMut() -> Result<()>) {
-        let mut wait = Duration::from_millis(100);
-        for attempt in 1.. {
-            let Err(error) = write() else { return };
-            tracing::error!(error = error.in_full(), attempt, "cannot write down what happened");
-            if attempt == 60 {
-                // What is lost here is found again by the sweep or after a restart.
-                return;
-            }
-            std::thread::sleep(wait);
-            wait = (wait * 2).min(Duration::from_secs(5));
+            let write = || self.note_event(&gpu, event.clone(), retry);
+            // Where one could not be written for minutes, the next do not wait as long each.
+            attempts = if until_written(leave, attempts, write) { MOST_ATTEMPTS } else { 1 };
         }
     }
 
@@ -270,7 +325,7 @@ impl Manager {
     ) -> Result<()> {
         let exit = self.node.last_exit(&row.id).filter(|exit| exit.run == row.run);
         if let Some(exit) = exit {
-            self.run_ended(&row.id, &exit, None, false, retry)?;
+            self.run_ended(&row.id, &exit, &Why::default(), retry)?;
         } else if found.contains(&(row.id.clone(), row.run)) {
             // Its keeper stops it; an event will tell.
             self.step(&row.id, Happening::AskStop, |row| {
@@ -280,50 +335,5 @@ impl Manager {
             self.run_refused(&row.id, row.run, otherwise)?;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use muxflow_agent::launch::StopCause;
-    use muxflow_agent::stop::{Step, StepTaken};
-
-    fn exit(code: Option<i32>, signal: Option<i32>, stop: Option<StopCause>) -> Exit {
-        Exit { code, signal, stop, ..Exit::unknown() }
-    }
-
-    #[test]
-    fn ends_are_told_apart() {
-        let end = |exit: &Exit, reason: Option<StopReason>| end_of(exit, reason.as_ref(), true).0;
-        let asked = Some(StopCause::Asked);
-        let retry = End::Failed { retry: true };
-        assert_eq!(end(&exit(Some(0), None, None), None), End::Finished);
-        assert_eq!(end(&exit(Some(1), None, None), None), retry);
-        assert_eq!(end(&exit(None, Some(11), None), None), retry);
-        assert_eq!(end(&exit(None, None, None), None), End::Stopped, "nobody saw it");
-        assert_eq!(end(&exit(None, Some(15), asked), Some(StopReason::Asked)), End::Stopped);
-        assert_eq!(end(&exit(Some(1), None, None), Some(StopReason::Shutdown)), retry);
-        let gone = Some(StopCause::AgentGone);
-        assert_eq!(end(&exit(None, Some(15), gone), Some(StopReason::Shutdown)), End::Stopped);
-        // Told to leave and left with 0: it has saved its state, it is not done.
-        let step = |step| StepTaken { step, took_ms: 1, timed_out: false };
-        let mut saved = exit(Some(0), None, asked);
-        saved.steps = vec![step(Step::Drain), step(Step::Checkpoint), step(Step::Release)];
-        assert_eq!(end(&saved, Some(StopReason::Asked)), End::Stopped);
-        // Gone before it was told: it is done.
-        saved.steps = vec![step(Step::Drain), step(Step::Release)];
-        assert_eq!(end(&saved, Some(StopReason::Asked)), End::Finished);
-        let oom = |exit: Exit| Exit { out_of_memory: true, ..exit };
-        assert_eq!(end(&oom(exit(None, Some(9), None)), None), retry);
-        assert_eq!(end(&oom(exit(None, Some(9), None)), Some(StopReason::Shutdown)), retry);
-        // A child was killed, and the program did without it; or it was told to leave meanwhile.
-        assert_eq!(end(&oom(exit(Some(0), None, None)), None), End::Finished);
-        let health = Some(StopReason::Health("GPU is Overlimit".into()));
-        assert_eq!(end(&oom(exit(None, Some(9), asked)), health.clone()), End::Stopped);
-        assert_eq!(end(&oom(exit(Some(1), None, asked)), None), End::Stopped);
-        let (_, words) = end_of(&oom(exit(Some(1), None, None)), None, true);
-        assert_eq!(words, "out of host memory (exit code 1)");
-        assert_eq!(end_of(&exit(Some(1), None, None), None, false).0, End::Failed { retry: false });
     }
 }

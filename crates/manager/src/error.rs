@@ -23,6 +23,16 @@ pub enum ManagerError {
         /// Its name.
         name: String,
     },
+    /// An array where one job is asked for.
+    #[error(
+        "{array} is an array of jobs; name one of them, such as {member}, or list them with `muxflow jobs --array {array}`"
+    )]
+    IsArray {
+        /// The array.
+        array: String,
+        /// One of its jobs.
+        member: String,
+    },
     /// The caller may not.
     #[error("{0}")]
     Forbidden(String),
@@ -39,6 +49,20 @@ pub enum ManagerError {
         /// How many there are.
         open: u64,
         /// How many there may be.
+        limit: u64,
+    },
+    /// What the caller's jobs were submitted with takes too much room.
+    #[error(
+        "what the jobs of user {user} that have not ended were submitted with takes {kept} bytes, these would add {asked}, and {limit} are allowed; put long arguments and variables into a file, wait for some jobs to end, or cancel some"
+    )]
+    LimitBytes {
+        /// Who.
+        user: String,
+        /// What is kept.
+        kept: u64,
+        /// What would be added.
+        asked: u64,
+        /// What is allowed.
         limit: u64,
     },
     /// The store failed.
@@ -74,9 +98,15 @@ pub enum ManagerError {
     /// A plan cannot be made.
     #[error("cannot plan")]
     Plan(#[from] muxflow_policy::cluster::PlanError),
-    /// The manager cannot be reached or gave a strange answer.
+    /// The manager refused or gave a strange answer.
     #[error("{0}")]
     Client(String),
+    /// The manager cannot be reached, or broke off: it may be back soon.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The manager has too many connections of this user: it may have a place soon.
+    #[error("{0}")]
+    Busy(String),
 }
 
 /// Short for results of this crate.

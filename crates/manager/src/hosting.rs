@@ -12,6 +12,9 @@ use crate::error::{ManagerError, Result};
 use crate::http::server::Extras;
 use crate::http::{dashboard, services};
 
+/// Requests under way may take so long when the manager leaves.
+const FINISH_WITHIN: Duration = Duration::from_secs(2);
+
 /// Services that are hosted, with the threads that their fronts run on.
 #[derive(Debug)]
 pub struct Hosting {
@@ -57,11 +60,11 @@ impl Hosting {
 }
 
 impl Drop for Hosting {
-    /// Fronts close once their requests have ended; replicas go on.
+    /// Fronts take no new requests and close once those under way have ended, or after a while;
+    /// replicas go on.
     fn drop(&mut self) {
-        self.services.shutdown();
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_timeout(Duration::from_secs(2));
+            self.services.close(runtime, FINISH_WITHIN);
         }
     }
 }

@@ -15,6 +15,7 @@ pub mod bus;
 pub mod client;
 pub mod clock;
 pub mod config;
+pub mod ending;
 pub mod ends;
 pub mod error;
 pub mod explain;

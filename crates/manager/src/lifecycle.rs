@@ -54,6 +54,11 @@ pub enum Happening {
     Refused,
     /// Its run ended.
     Ended(End),
+    /// Its last run, which has ended, turns out to have broken something.
+    Blamed {
+        /// It may be tried again.
+        retry: bool,
+    },
     /// Somebody asks for its end.
     Cancel,
     /// Its deadline has passed.
@@ -65,11 +70,14 @@ pub fn next(state: JobState, wish: Wish, happening: Happening) -> Option<JobStat
     use Happening as H;
     use JobState as S;
     match (state, happening) {
+        // The only thing that comes after an end: it was not as good as it looked.
+        (S::Done, H::Blamed { .. }) => Some(S::Failed),
         (S::Done | S::Failed | S::Cancelled, _) => None,
 
         (S::Submitted, H::Profile) => Some(S::Profiling),
         (S::Submitted, H::Admit) => Some(S::Queued),
         (S::Queued, H::Start) => Some(S::Running),
+        (S::Queued, H::Blamed { retry }) => Some(after(End::Failed { retry }, wish)),
         (S::Submitted | S::Queued, H::Cancel) => Some(S::Cancelled),
         (S::Submitted | S::Queued, H::Expire) => Some(S::Failed),
         (S::Submitted | S::Queued, _) => None,
@@ -99,7 +107,7 @@ fn after(end: End, wish: Wish) -> JobState {
 }
 
 /// Everything that can happen, for tests.
-pub const ALL_HAPPENINGS: [Happening; 12] = [
+pub const ALL_HAPPENINGS: [Happening; 14] = [
     Happening::Profile,
     Happening::Admit,
     Happening::Keep,
@@ -112,6 +120,8 @@ pub const ALL_HAPPENINGS: [Happening; 12] = [
     Happening::Ended(End::Failed { retry: false }),
     Happening::Cancel,
     Happening::Expire,
+    Happening::Blamed { retry: true },
+    Happening::Blamed { retry: false },
 ];
 
 #[cfg(test)]
@@ -145,14 +155,14 @@ mod tests {
         assert_eq!(
             table,
             [
-                "submitted: profiling queued - - - - - - - - cancelled failed",
-                "profiling: - - running - checkpointing queued done queued queued failed checkpointing checkpointing",
-                "queued: - - - running - - - - - - cancelled failed",
-                "running: - - - - checkpointing queued done queued queued failed checkpointing checkpointing",
-                "checkpointing: - - - - - queued done queued queued failed checkpointing checkpointing",
-                "done: - - - - - - - - - - - -",
-                "failed: - - - - - - - - - - - -",
-                "cancelled: - - - - - - - - - - - -",
+                "submitted: profiling queued - - - - - - - - cancelled failed - -",
+                "profiling: - - running - checkpointing queued done queued queued failed checkpointing checkpointing - -",
+                "queued: - - - running - - - - - - cancelled failed queued failed",
+                "running: - - - - checkpointing queued done queued queued failed checkpointing checkpointing - -",
+                "checkpointing: - - - - - queued done queued queued failed checkpointing checkpointing - -",
+                "done: - - - - - - - - - - - - failed failed",
+                "failed: - - - - - - - - - - - - - -",
+                "cancelled: - - - - - - - - - - - - - -",
             ]
         );
     }
@@ -181,7 +191,8 @@ mod tests {
             if after.is_some_and(JobState::holds_gpu) && !state.holds_gpu() {
                 assert!(matches!(happening, H::Profile | H::Start), "{state} {happening:?}");
             }
-            assert!(after.is_none() || !state.is_final(), "{state} is the end");
+            let blamed = state == S::Done && matches!(happening, H::Blamed { .. });
+            assert!(after.is_none() || !state.is_final() || blamed, "{state} is the end");
         }
     }
 

@@ -13,7 +13,8 @@ use muxflow_api::jobs::{Cancelled, JobState, JobSubmit, JobView, Submitted};
 use muxflow_predictor::Registry;
 use muxflow_store::Store;
 use muxflow_store::events::NewEvent;
-use muxflow_store::jobs::{Change, Inserted, JobFilter, JobRow, SqlResult, Submission};
+use muxflow_store::jobs::{Change, JobFilter, JobRow, SqlResult};
+use muxflow_store::submission::{Inserted, QueueLimits, Submission};
 use muxflow_types::{ClusterPlan, ClusterSnapshot, JobId, Micros};
 
 use crate::bus::{self, Bus};
@@ -30,6 +31,8 @@ use crate::{submit, views};
 pub struct Settings {
     /// Open jobs that one user may have.
     pub jobs_per_user: Option<u64>,
+    /// Bytes that these may take in the store, and in memory when a plan is made.
+    pub queue_bytes_per_user: Option<u64>,
     /// A job that has ended is kept for so long.
     pub keep_jobs_for: Micros,
     /// And at most so many of those that have ended.
@@ -46,6 +49,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             jobs_per_user: Some(10_000),
+            queue_bytes_per_user: Some(128 << 20),
             keep_jobs_for: Micros::from_secs(30 * 24 * 3600),
             keep_jobs: 100_000,
             shadow: false,
@@ -211,22 +215,22 @@ impl Manager {
 
     /// Writes down that something happened, and tells it.
     pub fn tell(&self, event: NewEvent) {
-        let written = self.store().change(|change| {
+        let written = self.change(|change| {
             change.tell(event.clone());
             Ok(())
         });
-        match written {
-            Ok(((), told)) => {
-                told.into_iter().for_each(|(seq, e)| self.bus.tell(bus::view(seq, e)))
-            }
-            Err(error) => tracing::error!(error = %error, text = event.text, "an event is lost"),
+        if let Err(error) = written {
+            tracing::error!(error = error.in_full(), text = event.text, "an event is lost");
         }
     }
 
     /// Changes the store and tells what happened, after it is written.
     pub fn change<T>(&self, work: impl FnOnce(&mut Change<'_, '_>) -> SqlResult<T>) -> Result<T> {
-        let (value, told) = self.store().change(work)?;
+        // Told while the store is held: whoever listens hears of things in the order of their numbers.
+        let mut store = self.store();
+        let (value, told) = store.change(work)?;
         told.into_iter().for_each(|(seq, event)| self.bus.tell(bus::view(seq, event)));
+        drop(store);
         Ok(value)
     }
 
@@ -251,6 +255,7 @@ impl Manager {
     /// Takes jobs in.
     pub fn submit(&self, caller: &Caller, wanted: &JobSubmit) -> Result<Submitted> {
         submit::check(wanted)?;
+        submit::check_here(wanted)?;
         let own = muxflow_agent::sys::own_uid();
         if own != 0 && caller.uid != own {
             return Err(ManagerError::Forbidden(format!(
@@ -269,8 +274,9 @@ impl Manager {
             at: now,
             deadline,
         };
-        let limit = self.settings.jobs_per_user;
-        let inserted = self.store().insert_jobs(&submission, &jobs, limit)?;
+        let Settings { jobs_per_user: limit, queue_bytes_per_user: bytes, .. } = self.settings;
+        let limits = QueueLimits { jobs: limit, bytes };
+        let inserted = self.store().insert_jobs(&submission, &jobs, limits)?;
         match inserted {
             Inserted::Kept(id, ids) => {
                 self.wake(format!("{id} submitted"));
@@ -280,6 +286,12 @@ impl Manager {
                 user: caller.name.clone(),
                 open,
                 limit: limit.unwrap_or(0),
+            }),
+            Inserted::OverBytes { kept, asked } => Err(ManagerError::LimitBytes {
+                user: caller.name.clone(),
+                kept,
+                asked,
+                limit: bytes.unwrap_or(0),
             }),
         }
     }
@@ -291,20 +303,28 @@ impl Manager {
 
     /// A job's row.
     pub fn row(&self, id: &str) -> Result<JobRow> {
-        let found = self.reader().job(&Self::id(id)?)?;
-        found.ok_or_else(|| ManagerError::NotFound { what: "job", name: id.to_owned() })
+        let reader = self.reader();
+        if let Some(row) = reader.job(&Self::id(id)?)? {
+            return Ok(row);
+        }
+        let array = JobFilter { array: Some(id.to_owned()), ..JobFilter::default() };
+        match reader.jobs(&array, 1)?.first() {
+            Some(member) => Err(ManagerError::IsArray {
+                array: id.to_owned(),
+                member: member.id.as_str().to_owned(),
+            }),
+            None => Err(ManagerError::NotFound { what: "job", name: id.to_owned() }),
+        }
     }
 
     /// A job.
     pub fn job(&self, id: &str) -> Result<JobView> {
-        views::job(&self.row(id)?, clock::now())
+        self.view(&self.row(id)?)
     }
 
-    /// Jobs, newest first.
-    pub fn jobs(&self, filter: &JobFilter, limit: usize) -> Result<Vec<(i64, JobView)>> {
-        let rows = self.reader().jobs(filter, limit)?;
-        let now = clock::now();
-        rows.iter().map(|row| Ok((row.number, views::job(row, now)?))).collect()
+    /// A job as it is told.
+    pub fn view(&self, row: &JobRow) -> Result<JobView> {
+        views::job(row, clock::now(), self.is_paused())
     }
 
     /// Asks for the end of a job, or of all jobs of an array.
@@ -320,19 +340,26 @@ impl Manager {
                 other.id, other.user
             )));
         }
-        let mut cancelled = Vec::new();
-        for row in rows.iter().filter(|row| !row.is_final) {
-            let by = caller.name.clone();
-            let stepped = self.step(&row.id, Happening::Cancel, |row| {
-                row.cancel = true;
-                row.reason = format!("cancelled by {by}");
-            })?;
-            let Some(row) = stepped else { continue };
-            cancelled.push(row.id.as_str().to_owned());
-            self.stop_on_node(&row);
-        }
+        let now = clock::now();
+        let open = rows.iter().filter(|row| !row.is_final);
+        // All of an array at once: one write to the disk, and nobody sees half of it.
+        let cancelled = self.change(|change| {
+            let mut cancelled = Vec::new();
+            for id in open.map(|row| &row.id) {
+                let Some(mut row) = change.job(id)? else { continue };
+                let stepped = advance(change, &mut row, Happening::Cancel, now, |row| {
+                    row.cancel = true;
+                    row.reason = format!("cancelled by {}", caller.name);
+                })?;
+                if stepped {
+                    cancelled.push(row);
+                }
+            }
+            Ok(cancelled)
+        })?;
+        cancelled.iter().for_each(|row| self.stop_on_node(row));
         self.wake(format!("{id} cancelled"));
-        Ok(Cancelled { jobs: cancelled })
+        Ok(Cancelled { jobs: cancelled.iter().map(|row| row.id.as_str().to_owned()).collect() })
     }
 
     /// Has the node stop the run of a job; when it cannot, the next look at the node will tell.
@@ -441,6 +468,7 @@ pub fn advance(
             let purpose = if happening == Happening::Profile { "profile" } else { "work" };
             change.begin_run(row, purpose)?;
         }
+        Happening::Blamed { .. } => change.judge_run(row, &row.reason)?,
         Happening::Ended(_) | Happening::Refused => {
             change.end_run(row, now, &row.reason)?;
             row.gpu = None;

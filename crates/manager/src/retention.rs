@@ -1,5 +1,5 @@
-//! Keeps the state directory from growing without end: old events, and jobs that ended long ago with
-//! their output, are removed.
+//! Keeps the state directory from growing without end: old events, jobs that ended long ago with their
+//! output, and speeds that were seen often enough since are removed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ use crate::manager::Manager;
 const EVERY: Duration = Duration::from_secs(600);
 /// Events that are kept.
 const EVENTS: u64 = 100_000;
+/// Speeds that were seen: of each pair of a service and a program, and of each GPU type.
+const SPEEDS: (u64, u64) = (200, 10_000);
 /// Jobs that are removed in one transaction, so that nobody waits long for the store.
 const AT_ONCE: usize = 200;
 
@@ -37,6 +39,7 @@ impl Manager {
     /// are never removed.
     pub fn sweep(&self, now: Micros, leave: &AtomicBool) -> Result<usize> {
         self.store().trim_events(EVENTS)?;
+        self.store().trim_observed(SPEEDS.0, SPEEDS.1)?;
         let before = Micros(now.0.saturating_sub(self.settings.keep_jobs_for.0));
         let (mut removed, mut kept) = (0, 0);
         while !leave.load(Ordering::Acquire) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use muxflow_agent::cgroup;
 use muxflow_api::jobs::{ArrayRange, Checkpoint, JobSubmit};
-use muxflow_store::jobs::NewJob;
+use muxflow_store::submission::NewJob;
 use muxflow_types::{GpuType, WorkloadName};
 
 use crate::error::{ManagerError, Result};
@@ -81,6 +81,26 @@ pub fn check(submit: &JobSubmit) -> Result<()> {
         array_check(array)?;
     }
     Ok(())
+}
+
+/// Checks what this machine must have. A kernel that refuses a processor would refuse it for ever.
+pub fn check_here(submit: &JobSubmit) -> Result<()> {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online");
+    online.map_or(Ok(()), |online| processors_check(submit, online.trim()))
+}
+
+fn processors_check(submit: &JobSubmit, online: &str) -> Result<()> {
+    let (Some(list), Some(there)) = (&submit.cpus, cgroup::parse_cpus(online)) else {
+        return Ok(());
+    };
+    let wanted = cgroup::parse_cpus(list).unwrap_or_default();
+    match wanted.iter().find(|cpu| !there.contains(cpu)) {
+        Some(cpu) => {
+            let problem = format!("`{list}`: there is no processor {cpu}; there are {online}");
+            invalid("cpus", problem)
+        }
+        None => Ok(()),
+    }
 }
 
 fn range(field: &str, value: u64, low: u64, high: u64) -> Result<()> {
@@ -275,6 +295,19 @@ mod tests {
         assert!(refused(|s| s.command.push("x".repeat(300_000))).contains("at most 262144"));
         let bad = |signal: &str| Checkpoint { dir: None, signal: signal.into(), window_s: 10 };
         assert!(refused(|s| s.checkpoint = Some(bad("KILL"))).contains("USR1"));
+    }
+
+    #[test]
+    fn processors_that_are_not_there_are_refused() {
+        let with = |list: &str| JobSubmit { cpus: Some(list.into()), ..good() };
+        for well in ["0", "0-3", "2,3,5"] {
+            processors_check(&with(well), "0-3,5").unwrap();
+        }
+        processors_check(&good(), "0").unwrap();
+        let error = processors_check(&with("0-9999"), "0-3,5").unwrap_err().to_string();
+        assert_eq!(error, "`cpus`: `0-9999`: there is no processor 4; there are 0-3,5");
+        let error = check_here(&with("65535")).unwrap_err().to_string();
+        assert!(error.contains("no processor 65535; there are 0"), "{error}");
     }
 
     #[test]

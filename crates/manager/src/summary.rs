@@ -1,9 +1,11 @@
 //! The whole at a glance: what sharing gains, from what was measured.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use muxflow_api::cluster::{PairingList, PairingView, Summary};
 use muxflow_store::jobs::JobFilter;
+use muxflow_types::GpuId;
 
 use crate::error::Result;
 use crate::manager::Manager;
@@ -27,6 +29,8 @@ impl Mean {
     }
 }
 
+/// Readings of a GPU without a job that say what it is like then.
+const FEWEST_READINGS: u32 = 30;
 /// Jobs whose speed was seen, that many of the newest, make the figure of oversold GPUs.
 const RUNS_LOOKED_AT: usize = 500;
 
@@ -45,18 +49,25 @@ impl Manager {
             *summary.gpus_by_health.entry(gpu.health.as_str().to_owned()).or_default() += 1;
         }
         summary.jobs = self.reader().count_jobs()?.into_iter().collect();
-        let [mut util, mut util_without, mut sm, mut sm_without] = [Mean::default(); 4];
+        let [mut util, mut sm, mut sm_without] = [Mean::default(); 3];
+        let mut util_without: BTreeMap<GpuId, Mean> = BTreeMap::new();
         let (mut first, mut last) = (u64::MAX, 0);
-        self.history.each(|_, reading| {
+        self.history.each(|gpu, reading| {
             first = first.min(reading.at_us);
             last = last.max(reading.at_us);
             util.add(reading.gpu_util_pct);
-            util_without.add(reading.gpu_util_pct.filter(|_| !reading.offline));
+            if !reading.offline {
+                util_without.entry(gpu.clone()).or_default().add(reading.gpu_util_pct);
+            }
             sm.add(reading.sm_activity_pct);
             sm_without.add(reading.online_sm_activity_pct);
         });
         summary.gpu_util_pct = util.value();
-        summary.gpu_util_without_pct = util_without.value();
+        // Each GPU counts once, however seldom it is without a job; some seconds say nothing of it.
+        let mut without = Mean::default();
+        let known = util_without.values().filter(|mean| mean.count >= FEWEST_READINGS);
+        known.for_each(|mean| without.add(mean.value()));
+        summary.gpu_util_without_pct = without.value();
         summary.sm_activity_pct = sm.value();
         summary.sm_activity_without_pct = sm_without.value();
         #[expect(clippy::cast_precision_loss, reason = "microseconds of some minutes")]
@@ -68,7 +79,8 @@ impl Manager {
         Ok(summary)
     }
 
-    /// Time that jobs would have needed alone for what they did, divided by the time they took.
+    /// Time that jobs beside services would have needed alone for what they did, divided by the time
+    /// they took.
     fn oversold(&self) -> Result<(Option<f64>, f64)> {
         let now = crate::clock::now();
         let reader = self.reader();
@@ -76,6 +88,10 @@ impl Manager {
         let jobs = reader.jobs(&JobFilter::default(), RUNS_LOOKED_AT)?;
         for job in jobs.iter().filter(|job| job.run > 0) {
             for run in reader.runs(&job.id, 100)? {
+                // Alone on a GPU, or nobody has seen beside whom: nothing was oversold.
+                if run.service.is_none() {
+                    continue;
+                }
                 let current = run.run == job.run && run.ended_at.is_none();
                 let seen = if current { job.seen } else { run.seen };
                 let Some(speed) = seen else { continue };

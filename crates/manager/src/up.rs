@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use muxflow_agent::agent::{Agent, AgentHandle};
+use muxflow_agent::agent::{Agent, AgentHandle, NamedGpu};
+use muxflow_agent::error::AgentError;
 use muxflow_agent::gpu::Order;
 use muxflow_agent::keeper::ChildProgram;
 use muxflow_agent::sys;
+use muxflow_types::GpuId;
 
 use crate::agent_port::AgentPort;
 use crate::config::UpConfig;
@@ -110,24 +112,34 @@ fn lock(dir: &Path) -> Result<fs::File> {
     Ok(opened)
 }
 
+/// The GPU that a setting names by its UUID or its number; none when it cannot be used now, which is
+/// told: the others go on.
+fn found(agent: &Agent, gpu: &str, setting: &str) -> Result<Option<GpuId>> {
+    let wrong = |error: AgentError| {
+        let reason = format!("{setting}: {error}");
+        ManagerError::Config { path: "the configuration".into(), reason }
+    };
+    match agent.named_gpu(gpu).map_err(wrong)? {
+        NamedGpu::Usable(uuid) => Ok(GpuId::new(uuid).ok()),
+        NamedGpu::Unusable(why) => {
+            tracing::error!(gpu, why, "{setting}: goes without its GPU; restart when it is back");
+            Ok(None)
+        }
+    }
+}
+
 /// Has the agent run the services of its configuration; in shadow mode only those that run already.
 fn start_configured(agent: &Agent, config: &UpConfig) -> Result<()> {
     for (gpu, spec) in &config.agent.online {
-        let uuid = agent.find_gpu(gpu).map(str::to_owned).ok_or_else(|| {
-            let known = agent.gpus().join(", ");
-            let reason = format!(
-                "agent: service {}: there is no GPU `{gpu}` here; there are {known}",
-                spec.service
-            );
-            ManagerError::Config { path: "the configuration".into(), reason }
-        })?;
-        let runs = agent.status(&uuid).is_some_and(|s| s.claimed.as_ref() == Some(&spec.service));
+        let uuid = found(agent, gpu, &format!("agent: service {}", spec.service))?;
+        let Some(uuid) = uuid.as_ref().map(GpuId::as_str) else { continue };
+        let runs = agent.status(uuid).is_some_and(|s| s.claimed.as_ref() == Some(&spec.service));
         if config.settings.shadow && !runs {
             tracing::warn!(service = %spec.service, "a configured service is not started in shadow mode");
             continue;
         }
         // Another service may have been found there: that one stays, and the rest goes on.
-        if let Err(error) = agent.order(&uuid, Order::StartOnline(Box::new(spec.clone()))) {
+        if let Err(error) = agent.order(uuid, Order::StartOnline(Box::new(spec.clone()))) {
             tracing::error!(service = %spec.service, error = %error, "a configured service was not started");
         }
     }
@@ -148,9 +160,14 @@ impl Up {
         let agent = Arc::new(Agent::start(&config.agent, child)?);
         let port: Arc<dyn NodePort> = Arc::new(AgentPort::new(Arc::clone(&agent), &config.agent));
         let (manager, wakes) = Manager::open(&store, port, config.settings.clone())?;
+        let mut scheduler = config.scheduler.clone();
+        let aside = scheduler.profiler.set_aside.as_ref();
+        let aside =
+            aside.map(|gpu| found(&agent, gpu.as_str(), "profiler.set_aside")).transpose()?;
+        scheduler.profiler.set_aside = aside.flatten();
         start_configured(&agent, config)?;
         let extras = extras(&agent.handle(), &manager)?;
-        let loops = Loops::start(&manager, wakes, config.scheduler.clone(), store)?;
+        let loops = Loops::start(&manager, wakes, scheduler, store)?;
         let server = Server::start(Arc::clone(&manager), &config.listen, extras)?;
         Ok(Up { manager, agent, loops: Some(loops), server: Some(server), _lock: lock })
     }

@@ -4,6 +4,11 @@ use std::collections::BTreeMap;
 
 use muxflow_agent::sys;
 
+/// May act for everybody: root, and the user that the manager runs as.
+pub fn is_operator(uid: u32) -> bool {
+    uid == 0 || uid == sys::own_uid()
+}
+
 /// Who calls the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
@@ -31,9 +36,9 @@ impl Caller {
         Some(Caller { uid, gid, name })
     }
 
-    /// May act for everybody: root, and the user that the manager runs as.
+    /// May act for everybody.
     pub fn is_operator(&self) -> bool {
-        self.uid == 0 || self.uid == sys::own_uid()
+        is_operator(self.uid)
     }
 
     /// May see and change what belongs to this user.

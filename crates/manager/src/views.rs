@@ -39,8 +39,26 @@ fn share_pct((sms, total): (u32, u32)) -> Option<f64> {
     (total > 0).then(|| f64::from(sms) / f64::from(total) * 100.0)
 }
 
+/// Why a job waits or how it ended. What holds for all jobs, and how long it still waits, is true only
+/// at this moment and is not kept with the job.
+fn reason(row: &JobRow, state: JobState, now: Micros, paused: bool) -> String {
+    let waits = matches!(state, JobState::Submitted | JobState::Queued);
+    if waits && paused {
+        return "offline work is paused, until `muxflow resume`".to_owned();
+    }
+    if state == JobState::Queued && row.not_before > now {
+        let left_s = row.not_before.since(now).0.div_ceil(1_000_000);
+        let why = if row.reason.is_empty() { "it waits" } else { &row.reason };
+        return format!("{why}; may start again in {left_s} s");
+    }
+    if waits && row.reason.is_empty() {
+        return "for the next plan".to_owned();
+    }
+    row.reason.clone()
+}
+
 /// A job as it is.
-pub fn job(row: &JobRow, now: Micros) -> Result<JobView> {
+pub fn job(row: &JobRow, now: Micros, paused: bool) -> Result<JobView> {
     let state = state_of(row)?;
     let submit = submit_of(row)?;
     Ok(JobView {
@@ -51,7 +69,7 @@ pub fn job(row: &JobRow, now: Micros) -> Result<JobView> {
         uid: row.uid,
         state,
         cancelling: row.cancel && !state.is_final(),
-        reason: row.reason.clone(),
+        reason: reason(row, state, now, paused),
         gpu: row.gpu.as_ref().map(|gpu| gpu.as_str().to_owned()),
         run: row.run,
         workload: row.workload.as_str().to_owned(),

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should say where")]
 
+#[path = "api/limits.rs"]
+mod limits;
 mod support;
 
 use std::io::{Read, Write};
@@ -9,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muxflow_api::cluster::{GpuHistory, GpuList, HealthView, PauseView, PlanView, Summary};
 use muxflow_api::events::EventList;
@@ -19,6 +21,7 @@ use muxflow_manager::client::{Client, Place};
 use muxflow_manager::http::server::{Extras, Listen, SILENCE, Server};
 use muxflow_manager::manager::{Settings, Wake};
 use muxflow_manager::user::{Caller, Tokens};
+use muxflow_store::events::NewEvent;
 use serde_json::{Value, json};
 use support::{FakeNode, gpu};
 
@@ -96,6 +99,27 @@ fn jobs_are_taken_in_listed_and_cancelled() {
     assert_eq!((detail.job.state, detail.runs.len()), (JobState::Submitted, 0));
     let waited: JobView = client.get("/v1/jobs/job-1?wait_ms=50").unwrap();
     assert_eq!(waited.state, JobState::Submitted);
+}
+
+/// Few jobs can take much room, too.
+#[test]
+fn what_is_submitted_takes_only_so_much_room() {
+    let world = world(Settings { queue_bytes_per_user: Some(1 << 20), ..Settings::default() });
+    let big = json!({"command": ["/bin/true", "x".repeat(250_000)], "cwd": "/"});
+    let mut refused = None;
+    for _ in 0..8 {
+        if let Err(error) = world.client.post::<Submitted>("/v1/jobs", &big) {
+            refused = Some(error.to_string());
+            break;
+        }
+    }
+    let refused = refused.unwrap();
+    assert!(refused.contains("1048576 are allowed") && refused.contains("a file"), "{refused}");
+    let page: JobList = world.client.get("/v1/jobs").unwrap();
+    assert_eq!(page.items.len(), 4);
+    let _: Submitted = world.client.post("/v1/jobs", &job()).unwrap();
+    let _: Cancelled = world.client.delete("/v1/jobs/job-1").unwrap();
+    let _: Submitted = world.client.post("/v1/jobs", &big).unwrap();
 }
 
 #[test]
@@ -252,7 +276,8 @@ fn answer_until_hung_up(mut stream: impl Read + Write, text: &str) -> String {
 
 #[test]
 fn a_client_that_does_not_say_what_it_wants_loses_its_place() {
-    let silence = Duration::from_millis(300);
+    // Long enough for a busy machine to take in what is sent at once.
+    let silence = Duration::from_secs(3);
     let world = world_with(Settings::default(), silence);
     let server = world.server.as_ref().unwrap();
     let patience = Some(Duration::from_secs(60));
@@ -260,29 +285,37 @@ fn a_client_that_does_not_say_what_it_wants_loses_its_place() {
     let whole = format!("{head}\r\n");
     let post = "POST /v1/jobs HTTP/1.1\r\nhost: x\r\nauthorization: Bearer right\r\n";
     let post = format!("{post}content-type: application/json\r\ncontent-length: 100\r\n\r\n{{");
-    for (text, answer) in [
+    let cases = [
         ("", ""),
         (head, ""),
         // Answered, and then silent: a connection that is kept for the next request.
         (whole.as_str(), "HTTP/1.1 "),
         // Head without the body that it promises.
         (post.as_str(), "HTTP/1.1 400"),
-    ] {
-        let local = UnixStream::connect(server.socket()).unwrap();
-        local.set_read_timeout(patience).unwrap();
-        let got = answer_until_hung_up(local, text);
+    ];
+    let right = |got: &str, (text, answer): (&str, &str)| {
         assert!(got.starts_with(answer) && got.is_empty() == answer.is_empty(), "{text}: {got}");
-        let far = std::net::TcpStream::connect(server.address().unwrap()).unwrap();
-        far.set_read_timeout(patience).unwrap();
-        let got = answer_until_hung_up(far, text);
-        assert!(got.starts_with(answer) && got.is_empty() == answer.is_empty(), "{text}: {got}");
-    }
+    };
+    std::thread::scope(|threads| {
+        for case in cases {
+            threads.spawn(move || {
+                let local = UnixStream::connect(server.socket()).unwrap();
+                local.set_read_timeout(patience).unwrap();
+                right(&answer_until_hung_up(local, case.0), case);
+            });
+            threads.spawn(move || {
+                let far = std::net::TcpStream::connect(server.address().unwrap()).unwrap();
+                far.set_read_timeout(patience).unwrap();
+                right(&answer_until_hung_up(far, case.0), case);
+            });
+        }
+    });
 
     // A client that waits for what happens has said what it wants: it may be silent.
     let mut stream = UnixStream::connect(server.socket()).unwrap();
     stream.set_read_timeout(patience).unwrap();
     stream.write_all(b"GET /v1/events/stream?after=0 HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
-    std::thread::sleep(silence * 4);
+    std::thread::sleep(silence * 2);
     let _: PauseView = world.client.post("/v1/pause", &json!({})).unwrap();
     let (mut all, mut piece) = (String::new(), [0; 4096]);
     while !all.contains("paused") {
@@ -314,6 +347,89 @@ fn events_are_streamed_from_any_number_and_end_with_the_server() {
     drop(world.server.take());
     let mut rest = Vec::new();
     drop(stream.read_to_end(&mut rest));
+}
+
+/// Numbers are given under the lock of the store; whoever listens hears them in that order, and one
+/// that comes late is not lost.
+#[test]
+fn no_event_is_lost_where_many_write() {
+    let world = world(Settings::default());
+    let manager = &world.manager;
+    let event = |text: String| NewEvent {
+        at: muxflow_manager::clock::now(),
+        kind: "alert",
+        gpu: None,
+        job: None,
+        service: None,
+        text,
+    };
+    let mut heard = manager.bus.listen();
+    std::thread::scope(|scope| {
+        for writer in 0..4 {
+            let event = &event;
+            scope.spawn(move || {
+                for number in 0..100 {
+                    manager.tell(event(format!("{writer} {number}")));
+                }
+            });
+        }
+    });
+    let told: Vec<u64> = std::iter::from_fn(|| heard.try_recv().ok()).map(|e| e.seq).collect();
+    assert_eq!(told, (1..=400).collect::<Vec<u64>>());
+
+    let mut stream = UnixStream::connect(world.server.as_ref().unwrap().socket()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.write_all(b"GET /v1/events/stream?after=400 HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut text = String::new();
+    let mut buffer = [0; 4096];
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut read_until = |text: &mut String, words: &str| {
+        while !text.contains(words) {
+            assert!(Instant::now() < deadline, "never `{words}`: {text}");
+            let count = stream.read(&mut buffer).unwrap();
+            assert!(count > 0, "ended before `{words}`: {text}");
+            text.push_str(&String::from_utf8_lossy(&buffer[..count]));
+        }
+    };
+    manager.tell(event("it listens".into()));
+    read_until(&mut text, "it listens");
+    let (_, written) = manager
+        .store()
+        .change(|change| {
+            for text in ["first", "second"] {
+                change.tell(event(text.into()));
+            }
+            Ok(())
+        })
+        .unwrap();
+    for (seq, event) in written.into_iter().rev() {
+        manager.bus.tell(muxflow_manager::bus::view(seq, event));
+    }
+    read_until(&mut text, "second");
+    assert!(text.contains("first"), "{text}");
+    manager.tell(event("the last".into()));
+    read_until(&mut text, "the last");
+    for words in ["first", "second", "the last"] {
+        assert_eq!(text.matches(&format!("\"{words}\"")).count(), 1, "once each: {text}");
+    }
+}
+
+/// All jobs of an array at once, and each of them by its own name.
+#[test]
+fn an_array_is_told_from_a_job() {
+    let world = world(Settings::default());
+    let array = json!({"command": ["/bin/true"], "cwd": "/", "array": {"first": 5, "last": 6}});
+    let _: Submitted = world.client.post("/v1/jobs", &array).unwrap();
+    for path in ["/v1/jobs/job-1", "/v1/jobs/job-1/detail", "/v1/jobs/job-1/logs"] {
+        let error = world.client.get::<Value>(path).unwrap_err().to_string();
+        assert!(error.contains("job-1 is an array") && error.contains("job-1.6"), "{error}");
+    }
+    let before = world.manager.reader().last_event().unwrap();
+    let gone: Cancelled = world.client.delete("/v1/jobs/job-1").unwrap();
+    assert_eq!(gone.jobs.len(), 2);
+    let events = world.manager.reader().events(before, Some("job"), 10).unwrap();
+    assert_eq!(events.len(), 2, "{events:?}");
+    assert_eq!(events[0].at, events[1].at, "both in one write");
 }
 
 #[test]

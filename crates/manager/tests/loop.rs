@@ -2,6 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should say where")]
 
+#[path = "loop/again.rs"]
+mod again;
+#[path = "loop/ends.rs"]
+mod ends;
 #[path = "loop/profiler.rs"]
 mod profiler;
 mod support;
@@ -128,7 +132,8 @@ fn a_job_runs_to_its_end_and_the_next_takes_its_place() {
     let seen = world.runs(&first);
     assert!(seen.predicted_speed.is_some() && seen.share_pct.is_some(), "{seen:?}");
     let second = world.submit(|_| {});
-    let waiting = world.wait(&second, "waits with a reason", |job| job.reason.contains("GPUs"));
+    let words = "a job that counts more took the only GPU that could hold it";
+    let waiting = world.wait(&second, "waits with a reason", |job| job.reason == words);
     assert_eq!(waiting.state, JobState::Queued);
     let detail = world.manager.detail(second.as_str()).unwrap();
     assert_eq!(detail.candidates[0].given_to.as_deref(), Some(first.as_str()));
@@ -192,9 +197,8 @@ fn evicted_work_comes_back_and_cancelled_work_does_not() {
     let old = Exit { code: Some(0), run: 1, ..Exit::unknown() };
     let gpu = world.node.running()[&id].clone();
     let (job, reason) = (id.clone(), None);
-    world
-        .node
-        .send(&gpu, Event::JobEnded { job, exit: old, reason, requeue: false, fail_prone: false });
+    let (requeue, fail_prone, blamed) = (false, false, false);
+    world.node.send(&gpu, Event::JobEnded { job, exit: old, reason, requeue, fail_prone, blamed });
     for unstartable in [false, true] {
         let (job, reason) = (id.clone(), "it came late".to_owned());
         world.node.send(&gpu, Event::JobRefused { job, run: 1, unstartable, reason });
@@ -221,6 +225,11 @@ fn pause_drains_everything_and_resume_brings_it_back() {
     std::thread::sleep(Duration::from_millis(300));
     assert!(world.node.running().is_empty());
     assert_eq!(world.manager.job(late.as_str()).unwrap().state, JobState::Submitted);
+    // All of them say why they wait.
+    for id in ids.iter().chain([&late]) {
+        let job = world.manager.job(id.as_str()).unwrap();
+        assert!(job.reason.contains("offline work is paused"), "{job:?}");
+    }
     world.manager.set_paused(&world.caller, false).unwrap();
     world.wait(&ids[0], "again", |job| job.run == 2);
 }
@@ -302,15 +311,15 @@ fn a_fail_prone_job_is_kept_from_critical_services() {
     };
     critical(0, true);
     critical(1, true);
-    let id = world.submit(|_| {});
+    let id = world.submit(|submit| submit.retries = 1);
     world.runs(&id);
-    // The agent blames it for an error; it comes back as any other would, but not here.
+    // The agent blames it for errors, and too often; it may try again, but not here.
     let gpu = world.node.running()[&id].clone();
     world.node.forget(&id);
     let exit = Exit { signal: Some(9), run: 1, stop: Some(StopCause::Asked), ..Exit::unknown() };
     let reason = Some(StopReason::Fault(Fault::UngatedProcess));
-    let ended = Event::JobEnded { job: id.clone(), exit, reason, requeue: true, fail_prone: true };
-    world.node.send(&gpu, ended);
+    let (job, requeue, fail_prone, blamed) = (id.clone(), true, true, true);
+    world.node.send(&gpu, Event::JobEnded { job, exit, reason, requeue, fail_prone, blamed });
     world.wait(&id, "kept away", |job| job.reason.contains("fail-prone"));
     assert!(world.node.running().is_empty());
     critical(1, false);
@@ -337,7 +346,7 @@ fn a_job_keeps_the_quota_that_it_was_started_with() {
 #[test]
 fn a_deadline_ends_what_waits_and_what_runs() {
     let world = world(1, Settings::default());
-    let runs = world.submit(|submit| submit.deadline_s = Some(2));
+    let runs = world.submit(|submit| submit.deadline_s = Some(20));
     world.runs(&runs);
     let waits = world.submit(|submit| submit.deadline_s = Some(1));
     for id in [&runs, &waits] {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use muxflow_agent::launch::Exit;
 use muxflow_api::cluster::{PlanView, Summary};
-use muxflow_api::jobs::{JobList, JobState, Submitted};
+use muxflow_api::jobs::{Cancelled, JobList, JobState, Submitted};
 use muxflow_manager::Manager;
 use muxflow_manager::client::{Client, Place};
 use muxflow_manager::http::server::{Extras, Listen, SILENCE, Server};
@@ -126,6 +126,15 @@ fn run(jobs: usize, gpus: u32, most_mib: u64) {
         std::thread::sleep(Duration::from_millis(50));
     }
     loops.stop();
+    // All jobs of an array at once.
+    let count = jobs / 2;
+    let mut array = one(0);
+    array["array"] = json!({"first": 0, "last": count - 1});
+    let made: Submitted = client.post("/v1/jobs", &array).unwrap();
+    let at = Instant::now();
+    let gone: Cancelled = client.delete(&format!("/v1/jobs/{}", made.id)).unwrap();
+    let cancelled = at.elapsed();
+    assert_eq!(gone.jobs.len(), count);
     println!("BENCH | jobs × GPUs | {jobs} × {gpus} |");
     println!("BENCH | submissions per second, one job each, one caller | {single_rate:.0} |");
     println!(
@@ -139,6 +148,7 @@ fn run(jobs: usize, gpus: u32, most_mib: u64) {
         milliseconds(&mut reads, 50, 100),
         milliseconds(&mut reads, 99, 100)
     );
+    println!("BENCH | cancelling an array of {count} | {:.0} ms |", cancelled.as_secs_f64() * 1e3);
     println!("BENCH | a plan, snapshot and lint included | {:.2} s |", plan.took_us as f64 / 1e6);
     println!(
         "BENCH | memory, resident, with the fake node | {} MiB ({before_mib} MiB before) |",

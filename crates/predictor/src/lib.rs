@@ -30,7 +30,7 @@ pub mod trees;
 pub mod validate;
 
 pub use error::PredictorError;
-pub use registry::Registry;
+pub use registry::{Registry, StandsFor};
 pub use rule::ConservativeRule;
 pub use sample::{Dataset, SpeedSample};
 pub use trained::{Card, TrainedModel};

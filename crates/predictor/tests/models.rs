@@ -258,3 +258,23 @@ fn too_little_data_is_an_error_and_a_registry_falls_back_to_the_rule() {
         assert!((out[0] - want).abs() < 1e-6, "lists of two GPU types");
     }
 }
+
+#[test]
+fn a_type_that_stands_for_another_is_answered_by_its_model() {
+    let data = measured(100, 0.0, 8);
+    let (mut online, offline) = inputs(&data);
+    let real = online[0].profile.gpu_type.clone();
+    let mut registry = Registry::with_names(|kind| {
+        let (real, _) = kind.as_str().rsplit_once(':')?;
+        GpuType::new(real).ok()
+    });
+    registry.insert(trained(ModelKind::Kernel, &data));
+    let want = registry.predict(&online[0], &offline[0]);
+    for input in &mut online {
+        input.profile.gpu_type = GpuType::new(&format!("{real}:rack-7")).unwrap();
+    }
+    assert_eq!(registry.predict(&online[0], &offline[0]), want);
+    let mut out = [0.0; 1];
+    registry.prepare(&online, &offline).fill(0, 0, &mut out);
+    assert!((out[0] - want.speed).abs() < 1e-6);
+}

@@ -7,7 +7,7 @@
 //! | it breaks off before its answer is complete | another replica, if the method is idempotent; else 502 |
 //! | it does not answer in time | 504 |
 //! | the client takes longer than a request may to send its body | 408, and the connection is closed |
-//! | it takes nothing of its answer for as long | the connection is closed: its place is for others |
+//! | it takes nothing, or next to nothing, of its answer for as long | the connection is closed: its place is for others |
 //!
 //! Bodies up to [`KEPT_BYTES`] are kept so that a request can be made again and an answer is passed on
 //! only when it is whole; larger ones are streamed, and then what was begun is not repeated.

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 use muxflow_api::service::{LatencyView, ServiceDeclaration, ServiceView};
 use tokio::runtime::Handle;
@@ -30,6 +31,7 @@ struct Entry {
     front: Arc<Front>,
     address: SocketAddr,
     stop_front: watch::Sender<bool>,
+    serving: tokio::task::JoinHandle<()>,
     task: tokio::task::JoinHandle<()>,
     /// Closed when the loop has ended.
     gone: watch::Receiver<()>,
@@ -246,7 +248,7 @@ impl ServiceManager {
             latency: Mutex::new(LatencyWindow::new(WINDOW.0, WINDOW.1)),
         });
         let (stop_front, stopped) = watch::channel(false);
-        drop(self.runtime.spawn(Arc::clone(&front).serve(listener, stopped)));
+        let serving = self.runtime.spawn(Arc::clone(&front).serve(listener, stopped));
         let (orders, received) = unbounded_channel();
         let (here, gone) = watch::channel(());
         let view = Arc::new(Mutex::new(view_of(&declared, address, &service, &front)));
@@ -262,7 +264,9 @@ impl ServiceManager {
             _gone: here,
         };
         let task = self.runtime.spawn(loop_.run(received));
-        let entry = Entry { orders, view, front, address, stop_front, task, gone, leaving: false };
+        let leaving = false;
+        let entry =
+            Entry { orders, view, front, address, stop_front, serving, task, gone, leaving };
         self.services().insert(declared.name.clone(), entry);
         Ok(address)
     }
@@ -335,11 +339,16 @@ impl ServiceManager {
             drop(entry.orders.send(Order::Remove));
             entry.gone.clone()
         };
-        while gone.changed().await.is_ok() {}
-        let mut services = self.services();
-        if services.get(name).is_some_and(|entry| entry.orders.is_closed()) {
-            services.remove(name);
-        }
+        // Whoever asked may hang up before it is gone; its name is free then all the same.
+        let (services, name) = (Arc::clone(&self.services), name.to_owned());
+        let leaving = self.runtime.spawn(async move {
+            while gone.changed().await.is_ok() {}
+            let mut services = services.lock().unwrap_or_else(PoisonError::into_inner);
+            if services.get(&name).is_some_and(|entry| entry.orders.is_closed()) {
+                services.remove(&name);
+            }
+        });
+        drop(leaving.await);
         Ok(())
     }
 
@@ -369,11 +378,34 @@ impl ServiceManager {
         })
     }
 
-    /// Closes the fronts after their requests have finished; replicas go on.
-    pub fn shutdown(&self) {
-        for entry in std::mem::take(&mut *self.services()).into_values() {
+    /// Closes the fronts, gives the requests under way so long to end, and ends the runtime that all
+    /// of it runs on. Replicas go on.
+    pub fn close(&self, runtime: tokio::runtime::Runtime, within: Duration) {
+        let fronts = self.shutdown();
+        // A runtime that is shut down drops what is under way: it is waited for before.
+        let ended = runtime.block_on(async {
+            let all = async {
+                for front in fronts {
+                    drop(front.await);
+                }
+            };
+            tokio::time::timeout(within, all).await
+        });
+        if ended.is_err() {
+            tracing::warn!(?within, "requests that took longer were cut off");
+        }
+        runtime.shutdown_timeout(Duration::from_millis(100));
+    }
+
+    /// Closes the fronts; replicas go on. What comes back ends when the requests under way have: as
+    /// long as that takes, the runtime must live.
+    pub fn shutdown(&self) -> Vec<tokio::task::JoinHandle<()>> {
+        let all = std::mem::take(&mut *self.services()).into_values();
+        all.map(|entry| {
             entry.stop_front.send_replace(true);
             entry.task.abort();
-        }
+            entry.serving
+        })
+        .collect()
     }
 }

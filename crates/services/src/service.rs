@@ -49,6 +49,8 @@ struct Slot {
     mark: Option<String>,
     /// To be ordered once it is written down.
     planned: Option<Box<ReplicaLaunch>>,
+    /// To leave before its successor comes, once it is seen that things can be written down.
+    goes_first: bool,
 }
 
 /// What is remembered of a replica over a restart of the manager.
@@ -83,12 +85,14 @@ pub struct Service {
     ended_rollout: Option<String>,
     /// The replica whose order failed last, and why.
     not_started: Option<(String, String)>,
+    /// Why the last write failed, and when to try again.
+    cannot_write: Option<(String, Instant)>,
     removed: bool,
 }
 
 impl Slot {
     fn new(replica: Arc<Replica>, phase: Phase, mark: Option<String>) -> Self {
-        Slot { replica, phase, since: Instant::now(), mark, planned: None }
+        Slot { replica, phase, since: Instant::now(), mark, planned: None, goes_first: false }
     }
 }
 
@@ -143,6 +147,7 @@ impl Service {
             rollout_waits: None,
             ended_rollout: None,
             not_started: None,
+            cannot_write: None,
             removed: false,
         };
         service.pool.set_slo(service.spec.slo);
@@ -285,8 +290,17 @@ impl Service {
         for slot in self.slots.iter_mut().filter(|s| s.replica.name == name && s.phase == Phase::Up)
         {
             slot.phase = Phase::Leaving;
+            slot.goes_first = false;
             slot.since = Instant::now();
             self.pool.drain(&slot.replica);
+        }
+    }
+
+    /// Lets one leave before its successor comes: [`Service::order_planned`] does it.
+    fn go_first(&mut self, name: &str) {
+        for slot in self.slots.iter_mut().filter(|s| s.replica.name == name && s.phase == Phase::Up)
+        {
+            slot.goes_first = true;
         }
     }
 
@@ -375,7 +389,8 @@ impl Service {
         }
     }
 
-    /// One that has been out for too long is started anew, elsewhere if there is room.
+    /// One that has been out for too long is started anew, elsewhere if there is room. It stays while
+    /// its successor could not be written down: it may come to itself.
     fn replace_broken(&mut self) {
         let limit = self.spec.health.restart_after;
         let broken = self.slots.iter().find(|slot| {
@@ -384,9 +399,14 @@ impl Service {
                 && matches!(state, ReplicaState::Down | ReplicaState::Starting)
                 && since > limit
         });
-        if let Some(name) = broken.map(|slot| slot.replica.name.clone()) {
-            tracing::warn!(replica = name, "replica has been out for too long and is replaced");
-            self.leave(&name);
+        let Some(name) = broken.map(|slot| slot.replica.name.clone()) else { return };
+        let has_successor = self.up() > self.wanted() as usize;
+        match &self.cannot_write {
+            Some((why, _)) if !has_successor => self.waiting_for = Some(why.clone()),
+            _ => {
+                tracing::warn!(replica = name, "replica has been out for too long and is replaced");
+                if has_successor { self.leave(&name) } else { self.go_first(&name) }
+            }
         }
     }
 

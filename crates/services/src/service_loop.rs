@@ -112,8 +112,10 @@ impl ServiceLoop {
                 _ = beat.tick() => {}
             }
             self.service.step(service::now());
-            self.remember();
-            self.service.order_planned();
+            match self.remember() {
+                Ok(()) => self.service.order_planned(),
+                Err(why) => self.service.drop_planned(&why),
+            }
             let view = view_of(&self.declared, self.address, &self.service, &self.front);
             *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
             if let Some((done, answer)) = declared {
@@ -135,11 +137,10 @@ impl ServiceLoop {
     ) -> Result<(), ServiceError> {
         let declared = ServiceDeclaration { port: self.address.port(), ..declared };
         let text = state::text(&declared, &self.service.to_remember());
-        if let Err(source) = state::write(&self.path, &text) {
+        if let Err(source) = self.write(text) {
             let (service, path) = (declared.name, self.path.clone());
             return Err(ServiceError::NotWritten { service, path, source });
         }
-        self.written = Some(text);
         let within = declared.request_within_ms;
         self.front.request_within_ms.store(within, Ordering::Relaxed);
         self.declared = declared;
@@ -147,19 +148,28 @@ impl ServiceLoop {
         Ok(())
     }
 
-    /// Writes what changed. A full disk is told once and tried again.
-    fn remember(&mut self) {
+    fn write(&mut self, text: String) -> std::io::Result<()> {
+        state::write(&self.path, &text)?;
+        (self.written, self.told) = (Some(text), false);
+        self.service.can_write();
+        Ok(())
+    }
+
+    /// Writes what changed, or says why not. A full disk is told once and tried again until there is
+    /// room, so that it is known when there is none.
+    fn remember(&mut self) -> Result<(), String> {
         let text = state::text(&self.declared, &self.service.to_remember());
-        if self.written.as_ref() == Some(&text) {
-            return;
+        if self.written.as_ref() == Some(&text) && !self.service.must_write() {
+            return Ok(());
         }
-        match state::write(&self.path, &text) {
-            Ok(()) => (self.written, self.told) = (Some(text), false),
-            Err(error) if !self.told => {
-                tracing::error!(path = %self.path.display(), error = %error, "a service cannot be written down");
+        if let Err(error) = self.write(text) {
+            let path = self.path.display();
+            if !self.told {
+                tracing::error!(path = %path, error = %error, "a service cannot be written down");
                 self.told = true;
             }
-            Err(_) => {}
+            return Err(format!("a new replica cannot be written down in {path}: {error}"));
         }
+        Ok(())
     }
 }

@@ -177,15 +177,15 @@ impl Scenario {
         if self.services.is_empty() {
             return bad("services", 0.0, "there must be at least one");
         }
-        for (field, value) in [
-            ("interval", self.interval_s),
-            ("tick", self.tick_s),
-            ("horizon", self.horizon_s),
-            ("limit", self.limit_s),
-        ] {
+        for (field, value) in
+            [("interval", self.interval_s), ("horizon", self.horizon_s), ("limit", self.limit_s)]
+        {
             if !(value.is_finite() && value >= 1.0) {
                 return bad(field, value, "write at least one second");
             }
+        }
+        if !(self.tick_s.is_finite() && self.tick_s >= 0.1) {
+            return bad("tick", self.tick_s, "write at least a tenth of a second");
         }
         if !(0.0..=1.0).contains(&self.fail_prone) {
             return bad("fail-prone jobs", self.fail_prone, "write a share from 0 to 1");

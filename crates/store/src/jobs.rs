@@ -62,6 +62,10 @@ pub struct JobRow {
     pub not_before: Micros,
     /// To be kept from critical services.
     pub fail_prone: bool,
+    /// How often in a row an error of its GPU or a signal from outside ended its run.
+    pub setbacks: u32,
+    /// How often in a row its run never began.
+    pub refusals: u32,
     /// When it came.
     pub submitted_at: Micros,
     /// When its state last changed.
@@ -78,46 +82,6 @@ pub struct JobRow {
     pub exit_code: Option<i32>,
     /// Signal that ended its last run.
     pub exit_signal: Option<i32>,
-}
-
-/// A job to keep.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NewJob {
-    /// Its index in an array.
-    pub index: Option<u32>,
-    /// What was submitted.
-    pub submit: String,
-    /// What it runs.
-    pub workload: WorkloadName,
-}
-
-/// What all jobs of one submission share.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Submission {
-    /// The user.
-    pub uid: u32,
-    /// The group.
-    pub gid: u32,
-    /// The user's name.
-    pub user: String,
-    /// The first state.
-    pub state: String,
-    /// When.
-    pub at: Micros,
-    /// When they must have ended.
-    pub deadline: Option<Micros>,
-}
-
-/// What came of a submission.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Inserted {
-    /// All jobs are kept, under these ids; the first is the id of the whole.
-    Kept(String, Vec<JobId>),
-    /// None is: the user would have more open jobs than allowed.
-    OverLimit {
-        /// How many there are already.
-        open: u64,
-    },
 }
 
 /// One start of a job.
@@ -139,6 +103,8 @@ pub struct RunRow {
     pub predicted: Option<f64>,
     /// Speed seen.
     pub seen: Option<f64>,
+    /// The service it ran beside.
+    pub service: Option<String>,
 }
 
 /// Which jobs.
@@ -157,7 +123,7 @@ pub struct JobFilter {
 const COLUMNS: &str = "number, id, array, uid, gid, user, submit, workload, state, final, cancel,
     reason, gpu, run, share_sms, share_total, quota_bytes, predicted, seen, rate, failures,
     last_failure_us, not_before_us, fail_prone, submitted_us, changed_us, started_us, ended_us,
-    deadline_us, waited_us, exit_code, exit_signal";
+    deadline_us, waited_us, exit_code, exit_signal, setbacks, refusals";
 
 pub(crate) fn whole(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
@@ -167,7 +133,7 @@ fn micros(value: i64) -> Micros {
     Micros(u64::try_from(value).unwrap_or(0))
 }
 
-fn unreadable(column: usize, problem: impl std::fmt::Display) -> rusqlite::Error {
+pub(crate) fn unreadable(column: usize, problem: impl std::fmt::Display) -> rusqlite::Error {
     let kind = rusqlite::types::Type::Text;
     rusqlite::Error::FromSqlConversionFailure(column, kind, problem.to_string().into())
 }
@@ -209,6 +175,8 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRow> {
         waited: micros(row.get(29)?),
         exit_code: row.get(30)?,
         exit_signal: row.get(31)?,
+        setbacks: row.get(32)?,
+        refusals: row.get(33)?,
     })
 }
 
@@ -222,6 +190,7 @@ fn read_run(row: &Row<'_>) -> rusqlite::Result<RunRow> {
         outcome: row.get(5)?,
         predicted: row.get(6)?,
         seen: row.get(7)?,
+        service: row.get(8)?,
     })
 }
 
@@ -247,7 +216,8 @@ impl Change<'_, '_> {
                  run = ?7, share_sms = ?8, share_total = ?9, quota_bytes = ?10, predicted = ?11,
                  seen = ?12, rate = ?13, failures = ?14, last_failure_us = ?15,
                  not_before_us = ?16, fail_prone = ?17, changed_us = ?18, started_us = ?19,
-                 ended_us = ?20, waited_us = ?21, exit_code = ?22, exit_signal = ?23
+                 ended_us = ?20, waited_us = ?21, exit_code = ?22, exit_signal = ?23,
+                 setbacks = ?24, refusals = ?25
                  WHERE id = ?1",
             )?
             .execute(params![
@@ -274,6 +244,8 @@ impl Change<'_, '_> {
                 whole(job.waited.0),
                 job.exit_code,
                 job.exit_signal,
+                job.setbacks,
+                job.refusals,
             ])?;
         Ok(())
     }
@@ -308,10 +280,59 @@ impl Change<'_, '_> {
         Ok(())
     }
 
+    /// Writes down that a run ended otherwise than was thought.
+    pub fn judge_run(&self, job: &JobRow, outcome: &str) -> rusqlite::Result<()> {
+        self.transaction
+            .prepare_cached("UPDATE runs SET outcome = ?3 WHERE job = ?1 AND run = ?2")?
+            .execute(params![job.id.as_str(), whole(job.run), outcome])?;
+        Ok(())
+    }
+
+    /// Writes down beside which service the run of a job is.
+    pub fn beside(&self, job: &JobRow, service: &str) -> rusqlite::Result<()> {
+        self.transaction
+            .prepare_cached("UPDATE runs SET service = ?3 WHERE job = ?1 AND run = ?2")?
+            .execute(params![job.id.as_str(), whole(job.run), service])?;
+        Ok(())
+    }
+
     /// Tells what happened; it is written with the rest.
     pub fn tell(&mut self, event: NewEvent) {
         self.events.push(event);
     }
+}
+
+/// The query for jobs, newest first, and its values.
+fn select(filter: &JobFilter, limit: usize) -> (String, Vec<Value>) {
+    let mut wanted = vec!["1 = 1".to_owned()];
+    let mut values: Vec<Value> = Vec::new();
+    let mut hold = |value: Value| {
+        values.push(value);
+        values.len()
+    };
+    if let Some(uid) = filter.uid {
+        wanted.push(format!("uid = ?{}", hold(Value::from(i64::from(uid)))));
+    }
+    if let Some(array) = &filter.array {
+        wanted.push(format!("array = ?{}", hold(Value::from(array.clone()))));
+    }
+    if let Some(before) = filter.before {
+        wanted.push(format!("number < ?{}", hold(Value::from(before))));
+    }
+    if !filter.states.is_empty() {
+        let places: Vec<String> = filter
+            .states
+            .iter()
+            .map(|state| format!("?{}", hold(Value::from(state.clone()))))
+            .collect();
+        wanted.push(format!("state IN ({})", places.join(", ")));
+    }
+    let limit = hold(Value::from(i64::try_from(limit).unwrap_or(i64::MAX)));
+    let sql = format!(
+        "SELECT {COLUMNS} FROM jobs WHERE {} ORDER BY number DESC LIMIT ?{limit}",
+        wanted.join(" AND ")
+    );
+    (sql, values)
 }
 
 impl Store {
@@ -332,58 +353,6 @@ impl Store {
         })
     }
 
-    /// Keeps new jobs: all of them or none. With `limit`, the user's open jobs may not become more
-    /// than that.
-    pub fn insert_jobs(
-        &mut self,
-        submission: &Submission,
-        jobs: &[NewJob],
-        limit: Option<u64>,
-    ) -> Result<Inserted, StoreError> {
-        self.write("write jobs to", |transaction| {
-            let open: i64 = transaction
-                .prepare_cached("SELECT count(*) FROM jobs WHERE uid = ?1 AND final = 0")?
-                .query_row([submission.uid], |row| row.get(0))?;
-            let open = u64::try_from(open).unwrap_or(0);
-            if limit.is_some_and(|limit| open.saturating_add(jobs.len() as u64) > limit) {
-                return Ok(Inserted::OverLimit { open });
-            }
-            let last: Option<i64> = transaction
-                .query_row("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'", [], |row| {
-                    row.get(0)
-                })
-                .optional()?;
-            let whole_id = format!("job-{}", last.unwrap_or(0) + 1);
-            let mut ids = Vec::with_capacity(jobs.len());
-            for job in jobs {
-                let id = match job.index {
-                    Some(index) => format!("{whole_id}.{index}"),
-                    None => whole_id.clone(),
-                };
-                transaction
-                    .prepare_cached(
-                        "INSERT INTO jobs (id, array, uid, gid, user, submit, workload, state,
-                         submitted_us, changed_us, deadline_us)
-                         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, ?10)",
-                    )?
-                    .execute(params![
-                        id,
-                        job.index.map(|_| whole_id.as_str()),
-                        submission.uid,
-                        submission.gid,
-                        submission.user,
-                        job.submit,
-                        job.workload.as_str(),
-                        submission.state,
-                        whole(submission.at.0),
-                        submission.deadline.map(|at| whole(at.0)),
-                    ])?;
-                ids.push(JobId::new(&id).map_err(|e| unreadable(1, e))?);
-            }
-            Ok(Inserted::Kept(whole_id, ids))
-        })
-    }
-
     /// One job.
     pub fn job(&self, id: &JobId) -> Result<Option<JobRow>, StoreError> {
         let failed = |error| self.error("read a job from", error);
@@ -394,35 +363,32 @@ impl Store {
 
     /// Jobs, newest first.
     pub fn jobs(&self, filter: &JobFilter, limit: usize) -> Result<Vec<JobRow>, StoreError> {
-        let mut wanted = vec!["1 = 1".to_owned()];
-        let mut values: Vec<Value> = Vec::new();
-        let mut hold = |value: Value| {
-            values.push(value);
-            values.len()
-        };
-        if let Some(uid) = filter.uid {
-            wanted.push(format!("uid = ?{}", hold(Value::from(i64::from(uid)))));
-        }
-        if let Some(array) = &filter.array {
-            wanted.push(format!("array = ?{}", hold(Value::from(array.clone()))));
-        }
-        if let Some(before) = filter.before {
-            wanted.push(format!("number < ?{}", hold(Value::from(before))));
-        }
-        if !filter.states.is_empty() {
-            let places: Vec<String> = filter
-                .states
-                .iter()
-                .map(|state| format!("?{}", hold(Value::from(state.clone()))))
-                .collect();
-            wanted.push(format!("state IN ({})", places.join(", ")));
-        }
-        let limit = hold(Value::from(i64::try_from(limit).unwrap_or(i64::MAX)));
-        let sql = format!(
-            "SELECT {COLUMNS} FROM jobs WHERE {} ORDER BY number DESC LIMIT ?{limit}",
-            wanted.join(" AND ")
-        );
+        let (sql, values) = select(filter, limit);
         self.read_jobs(&sql, params_from_iter(values))
+    }
+
+    /// Jobs, newest first: at most so many, and no more once what they were submitted with takes so
+    /// many bytes. Whether there are more of them comes too.
+    pub fn job_page(
+        &self,
+        filter: &JobFilter,
+        limit: usize,
+        most_bytes: usize,
+    ) -> Result<(Vec<JobRow>, bool), StoreError> {
+        let failed = |error| self.error("read jobs from", error);
+        let (sql, values) = select(filter, limit.saturating_add(1));
+        let mut statement = self.connection.prepare_cached(&sql).map_err(failed)?;
+        let rows = statement.query_map(params_from_iter(values), read_job).map_err(failed)?;
+        let (mut page, mut bytes) = (Vec::new(), 0);
+        for row in rows {
+            if page.len() >= limit || bytes >= most_bytes {
+                return Ok((page, true));
+            }
+            let row = row.map_err(failed)?;
+            bytes += row.submit.len();
+            page.push(row);
+        }
+        Ok((page, false))
     }
 
     /// All jobs that have not ended, oldest first.
@@ -463,7 +429,7 @@ impl Store {
         let mut statement = self
             .connection
             .prepare_cached(
-                "SELECT run, gpu, purpose, started_us, ended_us, outcome, predicted, seen
+                "SELECT run, gpu, purpose, started_us, ended_us, outcome, predicted, seen, service
                  FROM runs WHERE job = ?1 ORDER BY run DESC LIMIT ?2",
             )
             .map_err(failed)?;

@@ -16,6 +16,7 @@ mod queue;
 mod retention;
 mod sample;
 mod schema;
+pub mod submission;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

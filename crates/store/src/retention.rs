@@ -1,4 +1,5 @@
-//! What is no longer kept: jobs that ended long ago, or before very many others.
+//! What is no longer kept: jobs that ended long ago, or before very many others, and speeds of pairs
+//! that were seen often enough since.
 
 use muxflow_types::{JobId, Micros};
 use rusqlite::params;
@@ -38,6 +39,37 @@ impl Store {
             })
         });
         ids.map_err(failed)?.collect::<rusqlite::Result<_>>().map_err(failed)
+    }
+
+    /// Keeps the newest speeds that were seen: so many of each pair of workloads, and so many of each
+    /// GPU type. What was seen of a workload for a speed that is gone goes with it. Says how many
+    /// speeds were deleted.
+    pub fn trim_observed(&mut self, per_pair: u64, per_type: u64) -> Result<usize, StoreError> {
+        self.write("trim observed speeds in", |transaction| {
+            let deleted = transaction
+                .prepare_cached(
+                    "DELETE FROM observed_speeds WHERE id IN (
+                         SELECT id FROM (
+                             SELECT s.id,
+                                 row_number() OVER (PARTITION BY s.gpu_type, p.workload, q.workload
+                                     ORDER BY s.at_us DESC, s.id DESC) AS of_pair,
+                                 row_number() OVER (PARTITION BY s.gpu_type
+                                     ORDER BY s.at_us DESC, s.id DESC) AS of_type
+                             FROM observed_speeds s JOIN profiles p ON p.id = s.online
+                                 JOIN profiles q ON q.id = s.offline)
+                         WHERE of_pair > ?1 OR of_type > ?2)",
+                )?
+                .execute([whole(per_pair), whole(per_type)])?;
+            transaction.execute(
+                "DELETE FROM profiles WHERE seen = 1
+                     AND NOT EXISTS (SELECT 1 FROM observed_speeds s WHERE s.online = profiles.id)
+                     AND NOT EXISTS (SELECT 1 FROM observed_speeds s WHERE s.offline = profiles.id)
+                     AND NOT EXISTS (SELECT 1 FROM samples s WHERE s.online = profiles.id)
+                     AND NOT EXISTS (SELECT 1 FROM samples s WHERE s.offline = profiles.id)",
+                [],
+            )?;
+            Ok(deleted)
+        })
     }
 
     /// Deletes jobs with their starts, unless they are open; says how many.

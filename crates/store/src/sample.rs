@@ -61,14 +61,14 @@ macro_rules! profile_columns {
         )
     };
 }
-/// Finds the newest profile with these values, measured at such a time.
+/// Finds the newest profile with these values, of such a time; `?10`: also one that was only seen.
 macro_rules! equal_profile {
     ($time:literal) => {
         concat!(
             "SELECT id FROM profiles WHERE workload = ?1 AND gpu_type = ?2
              AND gpu_util_pct IS ?3 AND sm_activity_pct IS ?4 AND sm_occupancy_pct IS ?5
              AND dram_activity_pct IS ?6 AND solo_time_us IS ?7 AND memory_bytes IS ?8
-             AND measured_at_us ",
+             AND seen <= ?10 AND measured_at_us ",
             $time,
             " ORDER BY measured_at_us DESC LIMIT 1"
         )
@@ -106,26 +106,27 @@ fn put_profile(
     at: Micros,
 ) -> rusqlite::Result<i64> {
     const SAME_TIME: &str = equal_profile!("= ?9");
-    put_profile_unless(transaction, profile, at, SAME_TIME)
+    put_profile_unless(transaction, profile, at, false, SAME_TIME)
 }
 
 /// The row of a profile that a running pair was seen with. Nothing was measured just now: where an
 /// equal one is known, it is that, with the time at which it was measured; else what was seen of the
-/// workload while it ran is new at this time. Stores of before have such rows at time zero, which says
-/// nothing.
+/// workload while it ran is new at this time, and marked as seen only: one reading of a service is not
+/// its profile. Stores of before have such rows at time zero, which says nothing.
 fn known_or_seen(
     transaction: &Transaction<'_>,
     profile: &ProfileRecord,
     at: Micros,
 ) -> rusqlite::Result<i64> {
     const NO_LATER: &str = equal_profile!("BETWEEN 1 AND ?9");
-    put_profile_unless(transaction, profile, at, NO_LATER)
+    put_profile_unless(transaction, profile, at, true, NO_LATER)
 }
 
 fn put_profile_unless(
     transaction: &Transaction<'_>,
     profile: &ProfileRecord,
     at: Micros,
+    seen: bool,
     there: &'static str,
 ) -> rusqlite::Result<i64> {
     let name = profile.workload.as_str();
@@ -145,6 +146,7 @@ fn put_profile_unless(
         profile.solo_time.map(micros),
         profile.memory.map(bytes),
         micros(at),
+        seen,
     ];
     let known: Option<i64> =
         transaction.prepare_cached(there)?.query_row(values, |row| row.get(0)).optional()?;
@@ -154,8 +156,8 @@ fn put_profile_unless(
     transaction
         .prepare_cached(
             "INSERT INTO profiles (workload, gpu_type, gpu_util_pct, sm_activity_pct,
-             sm_occupancy_pct, dram_activity_pct, solo_time_us, memory_bytes, measured_at_us)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+             sm_occupancy_pct, dram_activity_pct, solo_time_us, memory_bytes, measured_at_us,
+             seen) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
         )?
         .insert(values)
 }
@@ -183,7 +185,7 @@ impl Store {
         self.write("write a profile to", |t| put_profile(t, profile, at).map(|_| ()))
     }
 
-    /// The newest profile of a workload on a GPU type.
+    /// The newest profile of a workload on a GPU type. What was only seen of it beside another is none.
     pub fn profile(
         &self,
         workload: &WorkloadName,
@@ -193,7 +195,7 @@ impl Store {
             "SELECT ",
             profile_columns!("p", "w"),
             " FROM profiles p JOIN workloads w ON w.id = p.workload
-              WHERE w.name = ?1 AND p.gpu_type = ?2 ORDER BY p.measured_at_us DESC, p.id DESC LIMIT 1"
+              WHERE w.name = ?1 AND p.gpu_type = ?2 AND p.seen = 0 ORDER BY p.measured_at_us DESC, p.id DESC LIMIT 1"
         );
         let row = self
             .connection
@@ -205,6 +207,30 @@ impl Store {
             what: format!("the profile of {workload} on {gpu_type}"),
             detail,
         })
+    }
+
+    /// The newest profile of every workload on every GPU type, by name.
+    pub fn profiles(&self) -> Result<Vec<ProfileRecord>, StoreError> {
+        const SQL: &str = concat!(
+            "SELECT ",
+            profile_columns!("p", "w"),
+            " FROM profiles p JOIN workloads w ON w.id = p.workload
+              WHERE p.id = (SELECT q.id FROM profiles q
+                  WHERE q.workload = p.workload AND q.gpu_type = p.gpu_type AND q.seen = 0
+                  ORDER BY q.measured_at_us DESC, q.id DESC LIMIT 1)
+              ORDER BY w.name, p.gpu_type"
+        );
+        let failed = |error| self.error("read the profiles from", error);
+        let mut statement = self.connection.prepare(SQL).map_err(failed)?;
+        let rows = statement.query_map([], |row| Ok(read_profile(row, 0))).map_err(failed)?;
+        rows.map(|row| {
+            row.map_err(failed)?.map_err(|detail| StoreError::Row {
+                path: self.path.clone(),
+                what: "a profile".to_owned(),
+                detail,
+            })
+        })
+        .collect()
     }
 
     /// Keeps measured pairs: all of them or, on an error, none.

@@ -10,7 +10,7 @@ use crate::error::StoreError;
 const APPLICATION_ID: i32 = 0x4d55_5846;
 
 /// Step `n` brings a store of version `n` to version `n + 1`.
-const STEPS: [&str; 3] = [
+const STEPS: [&str; 5] = [
     // 1: what was measured and what was learned.
     "CREATE TABLE workloads (
         id INTEGER PRIMARY KEY,
@@ -130,6 +130,21 @@ const STEPS: [&str; 3] = [
         key TEXT PRIMARY KEY,
         value TEXT NOT NULL
     ) STRICT;",
+    // 4: a profile that was only seen while the workload ran is told from one that was measured; what
+    // keeps a job from running without being its failure is counted; a run says beside whom it was.
+    "ALTER TABLE profiles ADD COLUMN seen INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX samples_by_online ON samples (online);
+    CREATE INDEX samples_by_offline ON samples (offline);
+    CREATE INDEX observed_by_online ON observed_speeds (online);
+    CREATE INDEX observed_by_offline ON observed_speeds (offline);
+    ALTER TABLE jobs ADD COLUMN setbacks INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE jobs ADD COLUMN refusals INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE runs ADD COLUMN service TEXT;",
+    // 5: how much room a submission takes, where it can be added up without reading it.
+    "ALTER TABLE jobs ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
+    UPDATE jobs SET bytes = length(CAST(submit AS BLOB));
+    DROP INDEX jobs_open;
+    CREATE INDEX jobs_open ON jobs (uid, number, bytes) WHERE final = 0;",
 ];
 
 /// The version that this program writes.
@@ -217,7 +232,7 @@ mod tests {
         .unwrap();
         drop(old);
         let reader = Store::open_read_only(&path).unwrap_err();
-        assert!(reader.to_string().contains("older than 3"), "{reader}");
+        assert!(reader.to_string().contains("older than 5"), "{reader}");
         let store = Store::open(&path).unwrap();
         let t4 = GpuType::new("T4").unwrap();
         let samples = store.samples(&t4, Source::Measured).unwrap();
@@ -236,7 +251,7 @@ mod tests {
         store.connection.pragma_update(None, "user_version", VERSION + 3).unwrap();
         drop(store);
         let error = Store::open(&path).unwrap_err().to_string();
-        assert!(error.contains("version 6") && error.contains("newer program"), "{error}");
+        assert!(error.contains("version 8") && error.contains("newer program"), "{error}");
 
         let foreign = folder.path().join("other.db");
         Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE t (x)").unwrap();

@@ -104,14 +104,57 @@ fn what_was_seen_of_a_running_pair_bears_the_time_at_which_it_was_known() {
     };
     let first = [("train-1".to_owned(), 100), ("web-1".to_owned(), 500)];
     assert_eq!(times(&path), first, "one row each, at its own time");
-    assert_eq!(store.profile(&seen.workload, &t4()).unwrap(), Some(seen));
+    assert_eq!(store.profile(&seen.workload, &t4()).unwrap(), None, "seen beside a job, not alone");
+    assert_eq!(store.profiles().unwrap(), [sample(1).offline], "nor is it handed on");
 
     // Other values are another profile; what a store of before has at time zero says nothing.
     let busier = ProfileRecord { sm_activity: Percent::new(50.0).ok(), ..profile("web-1") };
     store.put_profile(&busier, Micros::ZERO).unwrap();
     observe(&mut store, 800, &busier);
     assert_eq!(times(&path)[3], ("web-1".to_owned(), 800));
-    assert_eq!(store.profile(&busier.workload, &t4()).unwrap(), Some(busier));
+
+    // Measured alone at last, with the very values that were seen: from here on that is its profile.
+    store.put_profile(&seen, Micros(500)).unwrap();
+    observe(&mut store, 900, &busier);
+    assert_eq!(store.profile(&seen.workload, &t4()).unwrap(), Some(seen));
+}
+
+#[test]
+fn speeds_that_were_seen_are_kept_up_to_a_number_and_those_of_rare_pairs_longest() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.db");
+    let mut store = Store::open(&path).unwrap();
+    store.put_profile(&sample(1).offline, Micros(1)).unwrap();
+    // One pair is seen once, early; another 60 times, each time with another activity.
+    let mut seen = Vec::new();
+    for at in 0..61_u32 {
+        let name = if at == 0 { "rare" } else { "busy" };
+        let activity = Percent::new(f64::from(at)).ok();
+        let online = ProfileRecord { sm_activity: activity, ..profile(name) };
+        seen.push(Observation {
+            job: JobId::new("job-1").unwrap(),
+            gpu: GpuId::new("GPU-1").unwrap(),
+            predicted: None,
+            sample: SpeedSample { online, at: Micros(100 + u64::from(at)), ..sample(1) },
+        });
+    }
+    store.put_observed(&seen).unwrap();
+    let kept = |store: &Store| -> Vec<u64> {
+        let samples = store.samples(&t4(), Source::Observed).unwrap();
+        samples.iter().map(|sample| sample.at.0).collect()
+    };
+    let profiles = || -> i64 {
+        let store = rusqlite::Connection::open(&path).unwrap();
+        store.query_row("SELECT count(*) FROM profiles", [], |row| row.get(0)).unwrap()
+    };
+    assert_eq!(store.trim_observed(100, 1_000).unwrap(), 0);
+    assert_eq!((kept(&store).len(), profiles()), (61, 62));
+    assert_eq!(store.trim_observed(10, 1_000).unwrap(), 50);
+    assert_eq!(kept(&store)[..2], [100, 151], "the rare pair is still known");
+    assert_eq!(profiles(), 12, "what was seen for them went too, what was measured stays");
+    assert_eq!(store.trim_observed(10, 4).unwrap(), 7);
+    assert_eq!((kept(&store), profiles()), (vec![157, 158, 159, 160], 5));
+    store.check().unwrap();
 }
 
 #[test]

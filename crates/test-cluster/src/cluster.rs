@@ -72,6 +72,8 @@ pub struct Cluster {
     program: PathBuf,
     pki: Pki,
     lifetime: Lifetime,
+    /// Controllers beside [`CONTROLLERS`].
+    more: &'static [&'static str],
     api_port: u16,
     etcd_port: u16,
     peer_port: u16,
@@ -82,20 +84,34 @@ impl Cluster {
     /// Starts etcd, the API server and the controller manager in a folder of its own under the
     /// system's folder for temporary files.
     pub fn start() -> Result<Self, Error> {
+        Self::start_with(&[])
+    }
+
+    /// The same with these controllers too, such as `daemonset-controller`.
+    pub fn start_with(more: &'static [&'static str]) -> Result<Self, Error> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("muxflow-kubernetes-{}-{number}", std::process::id());
-        Self::start_in(&std::env::temp_dir().join(name), Lifetime::WithThisProcess)
+        Self::start_parts(&std::env::temp_dir().join(name), Lifetime::WithThisProcess, more)
     }
 
     /// Starts the same parts in a given folder, which must be new or empty.
     pub fn start_in(folder: &Path, lifetime: Lifetime) -> Result<Self, Error> {
+        Self::start_parts(folder, lifetime, &[])
+    }
+
+    fn start_parts(
+        folder: &Path,
+        lifetime: Lifetime,
+        more: &'static [&'static str],
+    ) -> Result<Self, Error> {
         let program = program::find_or_build()?;
         let mut cluster = Cluster {
             folder: folder.to_owned(),
             program,
             pki: Pki::create(&folder.join("pki"))?,
             lifetime,
+            more,
             api_port: 0,
             etcd_port: 0,
             peer_port: 0,
@@ -114,6 +130,11 @@ impl Cluster {
     /// The administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.folder.join("admin.kubeconfig")
+    }
+
+    /// The port of the API server on this machine.
+    pub fn port(&self) -> u16 {
+        self.api_port
     }
 
     /// The address of the API server.
@@ -139,12 +160,18 @@ impl Cluster {
         namespace: &str,
         values: Option<&Path>,
     ) -> Result<String, String> {
-        let output = Command::new(&self.program)
-            .arg("helm-template")
-            .args([chart, Path::new(namespace)])
-            .args(values)
-            .output()
-            .map_err(|error| error.to_string())?;
+        let words = [Path::new("helm-template"), chart, Path::new(namespace)];
+        self.printed(words.into_iter().chain(values))
+    }
+
+    /// What `kubectl apply -k` would send, by kustomize's own engine; the error is what that says.
+    pub fn kustomize(&self, folder: &Path) -> Result<String, String> {
+        self.printed([Path::new("kustomize-build"), folder].into_iter())
+    }
+
+    fn printed<'a>(&self, words: impl Iterator<Item = &'a Path>) -> Result<String, String> {
+        let output =
+            Command::new(&self.program).args(words).output().map_err(|error| error.to_string())?;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
     }
@@ -306,7 +333,8 @@ impl Cluster {
                 ("root-ca-file", file("ca.crt")),
                 ("leader-elect", "false".to_owned()),
                 ("secure-port", "0".to_owned()),
-                ("controllers", CONTROLLERS.join(",")),
+                ("controllers", [&CONTROLLERS, self.more].concat().join(",")),
+                ("horizontal-pod-autoscaler-sync-period", "2s".to_owned()),
             ],
             Part::Scheduler => {
                 vec![("config", folder("scheduler.yaml")), ("secure-port", "0".to_owned())]
@@ -333,7 +361,7 @@ impl Drop for Cluster {
 
 /// Ports that are free now. Somebody may take one before it is used; then the part that wanted it
 /// does not come up, and says so.
-pub(crate) fn free_ports() -> Result<[u16; 3], Error> {
+pub fn free_ports() -> Result<[u16; 3], Error> {
     let failed = |source| Error::File { action: "bind", path: "127.0.0.1:0".into(), source };
     let mut sockets = Vec::new();
     let mut ports = [0; 3];

@@ -5,12 +5,14 @@
 //! eviction under a PodDisruptionBudget, RBAC and schema checks are what breaks schedulers, so the
 //! tests run against the program that does them. [`program`] finds or builds it, [`pki`] makes the
 //! certificates, [`cluster`] starts, restarts and stops the parts, [`node`] adds a node with a
-//! kubelet and a container runtime, where nodes that a test writes are not enough; [`scenarios`] is what
+//! kubelet and a container runtime, where nodes that a test writes are not enough; [`adapter`] answers a
+//! group of the API from a test; [`scenarios`] is what
 //! their test programs share.
 //!
 //! Absent on purpose: no client (tests bring their own), no network between pods, nothing installed
 //! on the machine.
 
+pub mod adapter;
 pub mod cluster;
 mod groups;
 pub mod node;

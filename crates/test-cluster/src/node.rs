@@ -2,7 +2,7 @@
 //!
 //! A kubelet wants a machine of its own: its folder of plugins has a fixed path, it changes settings
 //! of the kernel, and what it starts outlives it. So both run in a namespace of mounts and one of
-//! processes. In there `/run`, `/var/lib/kubelet` and `/var/log` are empty, the settings of the
+//! processes. In there `/run`, `/var/lib/kubelet`, `/var/lib/muxflow` and `/var/log` are empty, the settings of the
 //! kernel have the values that a kubelet wants, and when the first process ends, which is with the
 //! test, the kernel ends every container and takes off every mount.
 
@@ -67,7 +67,7 @@ impl Node {
         let runc = preconditions()?;
         let (kubernetes, runtime) = (program::find_or_build()?, program::find_or_build_runtime()?);
         let folder = cluster.folder().join(name);
-        for part in ["kubelet", "containerd", "pods", "cni/bin", "cni/conf", "kernel"] {
+        for part in ["kubelet", "muxflow", "containerd", "pods", "cni/bin", "cni/conf", "kernel"] {
             let path = folder.join(part);
             fs::create_dir_all(&path).map_err(file("create", &path))?;
         }
@@ -90,7 +90,8 @@ impl Node {
             kubelet,
         };
         node.start_containerd(&runc)?;
-        node.put_image()?;
+        let root = node.host_image()?;
+        node.put_image(IMAGE, &root)?;
         node.write_kubelet_config()?;
         node.start_kubelet()?;
         Ok(node)
@@ -208,8 +209,8 @@ impl Node {
         Ok(())
     }
 
-    /// Gives containerd the image.
-    fn put_image(&self) -> Result<(), Error> {
+    /// The folder of an image that has nothing of its own.
+    fn host_image(&self) -> Result<PathBuf, Error> {
         let root = self.folder.join("image");
         for folder in ["dev", "etc", "proc", "run", "sys", "tmp", "usr"] {
             let path = root.join(folder);
@@ -221,9 +222,14 @@ impl Node {
         }
         let pause = self.runtime.join("pause");
         fs::copy(&pause, root.join("pause")).map_err(file("copy", &pause))?;
+        Ok(root)
+    }
+
+    /// Gives containerd an image: all that is in a folder, of which `/pause` is started.
+    pub fn put_image(&self, name: &str, root: &Path) -> Result<(), Error> {
         let containerd = self.runtime.join("containerd");
         let mut command = self.command(&containerd);
-        command.args(["image", &format!("/{SOCKET}"), IMAGE]).arg(&root);
+        command.args(["image", &format!("/{SOCKET}"), name]).arg(root);
         let output = command.output().map_err(file("start", &containerd))?;
         if output.status.success() {
             return Ok(());
@@ -301,10 +307,10 @@ fn hold(folder: &Path, runtime: &Path) -> Result<Child, Error> {
     let shown = |path: &Path| path.display().to_string();
     let mut script =
         String::from("set -e\nmount -t tmpfs none /run\nmount -t tmpfs none /var/log\n");
-    script += &format!(
-        "mkdir -p /var/lib/kubelet\nmount --bind '{}' /var/lib/kubelet\n",
-        shown(&folder.join("kubelet"))
-    );
+    for own in ["kubelet", "muxflow"] {
+        let from = shown(&folder.join(own));
+        script += &format!("mkdir -p /var/lib/{own}\nmount --bind '{from}' /var/lib/{own}\n");
+    }
     for (setting, value) in KERNEL {
         let path = folder.join("kernel").join(setting.replace('/', "-"));
         fs::write(&path, value).map_err(file("write", &path))?;

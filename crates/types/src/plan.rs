@@ -121,6 +121,9 @@ impl fmt::Display for WaitReason {
         match self {
             WaitReason::NoGpus => write!(f, "the cluster has no GPU; check that the agents report"),
             WaitReason::NoGpuOfType => write!(f, "no GPU is of a type that the job accepts"),
+            WaitReason::NoHealthyGpu { unhealthy: 1 } => {
+                write!(f, "the only GPU of its type is not Healthy")
+            }
             WaitReason::NoHealthyGpu { unhealthy } => {
                 write!(f, "none of the {unhealthy} GPUs of its type is Healthy")
             }
@@ -150,6 +153,9 @@ impl fmt::Display for WaitReason {
             }
             WaitReason::Pinned => {
                 write!(f, "it cannot be moved, and the GPU it ran on cannot keep it")
+            }
+            WaitReason::Outranked { candidates: 1 } => {
+                write!(f, "a job that counts more took the only GPU that could hold it")
             }
             WaitReason::Outranked { candidates } => {
                 write!(f, "jobs that count more took all {candidates} GPUs that could hold it")

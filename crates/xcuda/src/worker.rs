@@ -171,6 +171,15 @@ fn ask(task: Task, limit_ns: u64) -> bool {
     }
 }
 
+/// The last release of a process that ends was carried out, in time or later.
+static LET_GO: AtomicU32 = AtomicU32::new(0);
+
+/// Releases for good; says whether that was done in time.
+fn let_go() -> bool {
+    LET_GO.store(0, Ordering::Release);
+    ask(Task::Release, drain_limit_ns())
+}
+
 /// The hands.
 extern "C" fn serve(_: *mut c_void) -> *mut c_void {
     loop {
@@ -183,6 +192,7 @@ extern "C" fn serve(_: *mut c_void) -> *mut c_void {
             context::synchronise_all();
         } else {
             context::release_all();
+            LET_GO.store(1, Ordering::Release);
         }
         DONE.fetch_add(1, Ordering::AcqRel);
         sys::futex_wake(&DONE);
@@ -232,9 +242,11 @@ pub(crate) fn finish() {
     set_phase(Phase::Draining);
     ask(Task::Synchronise, drain_limit_ns());
     set_phase(Phase::Releasing);
-    ask(Task::Release, drain_limit_ns());
+    let gone = let_go();
     set_phase(Phase::Released);
-    report(SlotState::Released, None);
+    if gone {
+        report(SlotState::Released, None);
+    }
     publish();
 }
 
@@ -292,8 +304,9 @@ fn abandoned_after_ms() -> u64 {
 fn begin_stop() -> u64 {
     set_phase(Phase::Draining);
     report(SlotState::Draining, None);
-    ask(Task::Synchronise, drain_limit_ns());
-    report(SlotState::Drained, None);
+    if ask(Task::Synchronise, drain_limit_ns()) {
+        report(SlotState::Drained, None);
+    }
     set_phase(Phase::Checkpoint);
     sys::now_ns().saturating_add(process::settings().checkpoint_window_ms.saturating_mul(1_000_000))
 }
@@ -302,8 +315,9 @@ fn begin_stop() -> u64 {
 fn end_stop(by_default: bool) {
     set_phase(Phase::Releasing);
     ask(Task::Synchronise, drain_limit_ns());
-    ask(Task::Release, drain_limit_ns());
-    report(SlotState::Released, None);
+    if let_go() {
+        report(SlotState::Released, None);
+    }
     publish();
     set_phase(Phase::Released);
     if !by_default {
@@ -319,6 +333,10 @@ fn obey(seen: &mut u32) -> bool {
     let word = agent.command_word();
     let phase = phase();
     if word == *seen || matches!(phase, Phase::Draining | Phase::Releasing) {
+        return false;
+    }
+    if phase == Phase::Released && LET_GO.load(Ordering::Acquire) == 0 {
+        // The release did not come about within its limit, and may never do.
         return false;
     }
     *seen = word;

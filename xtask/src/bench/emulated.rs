@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 
 /// Launch cost, idle cost, eight GPUs at once.
@@ -62,12 +62,21 @@ pub(crate) fn run(args: &EmulatedBench) -> anyhow::Result<()> {
         bail!("the client does not compile: {status}");
     }
     let client = client.display();
-    let line = run_on(&built, "t4", &format!("{client} launch {}", args.bursts))?;
-    let numbers: Vec<f64> = line.split(' ').filter_map(|w| w.parse().ok()).collect();
-    let [best, mean, round_trip] = numbers.as_slice() else { bail!("odd answer: {line}") };
+    let launches = |what: &str| -> anyhow::Result<[f64; 3]> {
+        let line = run_on(&built, "t4", &format!("{what} {}", args.bursts))?;
+        let numbers: Vec<f64> = line.split(' ').filter_map(|w| w.parse().ok()).collect();
+        numbers.try_into().map_err(|_| anyhow!("odd answer: {line}"))
+    };
+    let [best, mean, round_trip] = launches(&format!("{client} launch"))?;
+    // Timed only, so that the launch is measured and not the sum.
+    let vadd = format!("MUXFLOW_EMULATED_COMPUTE_LIMIT=0 {client} arguments");
+    let [best_vadd, mean_vadd, _] = launches(&vadd)?;
     println!("| measure | value |\n| --- | --- |");
     println!("| `cuLaunchKernel`, best burst of 900 | {best:.0} ns |");
     println!("| `cuLaunchKernel`, mean of {} bursts | {mean:.0} ns |", args.bursts);
+    println!(
+        "| the same of PTX with four arguments, best, mean | {best_vadd:.0} ns, {mean_vadd:.0} ns |"
+    );
     println!("| launch of a 5 µs kernel and wait for it | {round_trip:.1} µs |");
     let idle = format!("sleep 1; a=$({TICKS}); sleep 10; b=$({TICKS}); echo $((b - a))");
     let ticks = run_on(&built, "t4x8", &idle)?;

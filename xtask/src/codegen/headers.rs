@@ -12,6 +12,8 @@ pub(crate) struct Headers {
     pub(crate) cuda13: PathBuf,
     pub(crate) nvml12: PathBuf,
     pub(crate) nvml13: PathBuf,
+    /// Who reads them also writes beside them: one at a time.
+    _lock: std::fs::File,
 }
 
 const PACKAGES_12: [&str; 2] =
@@ -32,7 +34,8 @@ pub(crate) fn root() -> PathBuf {
 pub(crate) fn fetch() -> Result<Headers> {
     let dir = root().join("target/headers");
     std::fs::create_dir_all(&dir)?;
-    // Two tests ask for them at the same moment; without a lock one reads what the other unpacks.
+    // Two tests ask for them at the same moment; without a lock one reads what the other unpacks, or
+    // the sources that it writes for the compiler.
     let lock = std::fs::File::create(dir.join("lock"))?;
     lock.lock().with_context(|| format!("locking {}", dir.display()))?;
     install(&dir.join("12"), &PACKAGES_12)?;
@@ -42,6 +45,7 @@ pub(crate) fn fetch() -> Result<Headers> {
         cuda13: dir.join("13/nvidia/cu13/include"),
         nvml12: dir.join("12/nvidia/nvml_dev/include"),
         nvml13: dir.join("13/nvidia/cu13/include"),
+        _lock: lock,
     })
 }
 

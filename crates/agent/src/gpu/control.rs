@@ -21,9 +21,10 @@ use muxflow_policy::node::quota::QuotaParams;
 use muxflow_policy::node::rate::{LaunchLimits, UNLIMITED};
 use muxflow_policy::node::share::ShareParams;
 use muxflow_policy::node::split::{ActivitySplit, ActivityWindow, OnlineActivity, SplitParams};
-use muxflow_types::{Bytes, GpuSample, HealthState, Micros, Percent, SmCount};
+use muxflow_types::{Bytes, GpuSample, HealthState, JobId, Micros, Percent, SmCount};
+use serde::Deserialize;
 
-use super::{ActiveJob, Event, GpuShared, Order};
+use super::{ActiveJob, Event, GpuShared, Order, eviction};
 use crate::breaker::Ground;
 use crate::control_block::JobCounts;
 use crate::monitor::{self, Published, SensorFailure};
@@ -54,7 +55,8 @@ pub struct ControlParams {
 }
 
 /// What protects the service. All on, except in experiments that show what each is worth.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Defences {
     /// The launch gate follows the load.
     pub gate: bool,
@@ -66,11 +68,23 @@ pub struct Defences {
     pub clean_stop: bool,
     /// Errors are answered.
     pub error_response: bool,
+    /// A job with a process on the GPU that the interposer does not hold is stopped.
+    pub ungated_stop: bool,
+    /// Jobs leave a host that is short of memory.
+    pub host_eviction: bool,
 }
 
 impl Default for Defences {
     fn default() -> Self {
-        Defences { gate: true, eviction: true, quota: true, clean_stop: true, error_response: true }
+        Defences {
+            gate: true,
+            eviction: true,
+            quota: true,
+            clean_stop: true,
+            error_response: true,
+            ungated_stop: true,
+            host_eviction: true,
+        }
     }
 }
 
@@ -97,6 +111,8 @@ pub struct Turn {
     pub budget: LaunchBudget,
     /// The driver no longer finds the device.
     pub device_lost: bool,
+    /// When the sample was taken that this turn acted upon; none when it had no new one.
+    pub new_sample: Option<Micros>,
 }
 
 /// The laws of one GPU, joined.
@@ -107,8 +123,10 @@ pub struct ControlLoop {
     gate: LaunchGate,
     forecaster: ActivityForecaster,
     split: ActivitySplit,
+    /// Whom the gate let through last: for another one it opens from zero.
+    gate_of: Option<JobId>,
     /// Whose activity is told apart, and whether the interposer knows how long its kernels take.
-    split_of: Option<(muxflow_types::JobId, bool)>,
+    split_of: Option<(JobId, bool)>,
     last_count: u64,
     last_refresh: Micros,
     last_launches: u64,
@@ -134,6 +152,7 @@ impl ControlLoop {
             gate: LaunchGate::new(params.laws.gate),
             forecaster: ActivityForecaster::new(params.forecast, params.share.coverage),
             split: ActivitySplit::new(params.split),
+            gate_of: None,
             split_of: None,
             last_count: 0,
             last_refresh: Micros::ZERO,
@@ -157,8 +176,10 @@ impl ControlLoop {
     /// What an eviction rests on now. Readings may lie, and a job held at its gate harms nobody; but
     /// the memory that it holds comes back only when it goes.
     pub fn eviction_ground(&self) -> Ground {
-        let held = self.health.only_eviction_helps().is_some();
-        let certain = held || self.health.state() == HealthState::Disabled;
+        if self.health.only_eviction_helps().is_some() {
+            return Ground::Memory;
+        }
+        let certain = self.health.state() == HealthState::Disabled;
         if certain { Ground::Certain } else { Ground::Readings }
     }
 
@@ -192,38 +213,48 @@ impl ControlLoop {
             Some(sample) => self.health.step(now, HealthEvent::Sample(sample)),
             None => self.health.step(now, HealthEvent::Tick),
         };
+        // What cannot be is dropped whole: it neither keeps the gate open nor teaches anything.
+        let sample = sample.filter(|s| self.params.laws.thresholds.glitch(s, now).is_none());
         let counts = job.map(|job| job.block.counts());
         if let Some(sample) = sample {
             self.newest = Some(sample);
             self.split_activity(sample, job, counts);
         }
         let permission = self.health.permission(now);
-        let budget = self.budget(now, sample, permission.run);
+        let budget = self.budget(now, sample, permission.run, job.map(|job| &job.job));
         let device_lost = matches!(&seen.failure, Some((_, SensorFailure::DeviceLost)));
         if let Some(job) = job {
             self.write(now, job, counts.unwrap_or_default(), budget, device_lost);
         }
         let evict = permission.evict
             && (self.params.defences.eviction || self.health.state() == HealthState::Disabled);
-        Turn { transition, evict, budget, device_lost }
+        Turn { transition, evict, budget, device_lost, new_sample: fresh.map(|sample| sample.at) }
     }
 
-    fn budget(&mut self, now: Micros, sample: Option<GpuSample>, may_run: bool) -> LaunchBudget {
+    fn budget(
+        &mut self,
+        now: Micros,
+        sample: Option<GpuSample>,
+        may_run: bool,
+        job: Option<&JobId>,
+    ) -> LaunchBudget {
         let reading = sample.and_then(|sample| {
             let load = self.params.laws.clock.load_of(&sample)?;
             self.load = Some(load.value());
             Some(LoadReading { refreshed_at: sample.refreshed_at, load })
         });
-        let budget = self.gate.step(now, reading);
         if !self.params.defences.gate {
             let max_in_flight = self.params.laws.gate.max_in_flight;
             return LaunchBudget { fraction: 1.0, max_in_flight, closed: false };
         }
-        if !may_run {
+        if self.gate_of.as_ref() != job {
             self.gate.shut();
-            return LaunchBudget::CLOSED;
+            self.gate_of = job.cloned();
         }
-        budget
+        if !may_run || job.is_none() {
+            return self.gate.hold(now, reading);
+        }
+        self.gate.step(now, reading)
     }
 
     fn write(
@@ -339,12 +370,11 @@ impl ControlLoop {
             let online = sample.memory_used?.saturating_sub(offline_bytes);
             Some(self.params.quota.beside(sample.memory_total?, online))
         });
-        let reaction = monitor::now().since(seen.sample.map_or(now, |sample| sample.at));
         let mut status = shared.status();
         status.health = self.health.state();
         status.glitches = self.health.glitches();
         let host_calm = shared.host_calm.load(Ordering::Acquire);
-        let free = job.is_none() && !status.unsettled;
+        let free = job.is_none() && !status.unsettled && status.outside.is_empty();
         status.placeable = permission.place && host_calm && free;
         status.share = self.params.share.share(demand, sms).ok().filter(|share| share.sms().0 > 0);
         status.quota = quota.unwrap_or(Bytes::ZERO);
@@ -358,10 +388,9 @@ impl ControlLoop {
         if let Some(transition) = turn.transition {
             *status.transitions.entry(transition.to).or_default() += 1;
         }
-        // Only a turn that took a new sample shows how fast one is acted upon.
-        if seen.sample.is_some_and(|sample| now.since(sample.at) < Micros::from_millis(500)) {
-            status.reaction = reaction;
-            status.reaction_max = status.reaction_max.max(reaction);
+        if let Some(taken_at) = turn.new_sample {
+            status.reaction = monitor::now().since(taken_at);
+            status.reaction_max = status.reaction_max.max(status.reaction);
         }
     }
 }
@@ -393,15 +422,18 @@ pub fn run(
     let uuid = shared.facts.uuid.clone();
     let mut laws = ControlLoop::new(params, monitor::now());
     let mut lost_told = false;
+    let mut insisted = None;
     let mut next = Instant::now();
     while !stop.load(Ordering::Acquire) {
+        // The clock after the sample: a thread that was held up in between would take it for one that
+        // comes from the future.
+        let seen = shared.monitor.published();
         let now = monitor::now();
         for order in orders.try_iter() {
             if let Some(transition) = laws.order(now, order) {
                 announce(&uuid, shared, tell, transition);
             }
         }
-        let seen = shared.monitor.published();
         let latency = Some(shared.latency_us.load(Ordering::Relaxed)).filter(|us| *us > 0);
         let slo = Some(shared.slo_us.load(Ordering::Relaxed)).filter(|us| *us > 0);
         laws.set_slo(slo.map(Micros).or(slo_by_law));
@@ -415,13 +447,13 @@ pub fn run(
             drop(to_slow.send(Order::Fault(seen)));
         }
         lost_told = turn.device_lost;
-        if turn.evict
-            && let Some(job) = &job
-            && !job.stopping.load(Ordering::Acquire)
-            && !job.evict_asked.swap(true, Ordering::AcqRel)
-        {
-            let cause = format!("GPU is {}", laws.state());
-            drop(to_slow.send(Order::Evict { cause, ground: laws.eviction_ground() }));
+        if turn.evict {
+            let (ground, state) = (laws.eviction_ground(), laws.state());
+            if let Some(order) = eviction::ask(ground, state, job.as_deref(), &mut insisted) {
+                drop(to_slow.send(order));
+            }
+        } else {
+            insisted = None;
         }
         laws.describe(now, shared, &turn, &seen);
         next += tick;

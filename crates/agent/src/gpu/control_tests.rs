@@ -24,14 +24,13 @@ fn params() -> ControlParams {
 }
 
 fn job(dir: &std::path::Path) -> ActiveJob {
-    ActiveJob {
-        job: JobId::new("j").unwrap(),
-        block: ControlBlock::create(dir, &Settings::default(), 1 << 30, None).unwrap(),
-        share: SmShare::new(SmCount(20), SmCount(40)).unwrap(),
-        stop: crate::stop::StopLimits::default(),
-        stopping: AtomicBool::new(false),
-        evict_asked: AtomicBool::new(false),
-    }
+    named_job(dir, "j")
+}
+
+fn named_job(dir: &std::path::Path, name: &str) -> ActiveJob {
+    let block = ControlBlock::create(dir, &Settings::default(), 1 << 30, None).unwrap();
+    let share = SmShare::new(SmCount(20), SmCount(40)).unwrap();
+    ActiveJob::new(JobId::new(name).unwrap(), block, share, crate::stop::StopLimits::default())
 }
 
 struct World {
@@ -69,7 +68,18 @@ impl World {
         self.tick_with(activity, Bytes::from_gib(2))
     }
 
+    /// A tick without a job.
+    fn idle_tick(&mut self, activity: f64) -> Turn {
+        self.sample(Some(activity), Bytes::from_gib(2));
+        self.laws.turn(self.now, &self.seen, None, None)
+    }
+
     fn tick_with(&mut self, activity: Option<f64>, memory: Bytes) -> Turn {
+        self.sample(activity, memory);
+        self.laws.turn(self.now, &self.seen, None, Some(&self.job))
+    }
+
+    fn sample(&mut self, activity: Option<f64>, memory: Bytes) {
         self.now = self.now.saturating_add(Micros::from_millis(10));
         if let Some(activity) = activity {
             let mut sample = GpuSample::empty(self.now);
@@ -81,7 +91,6 @@ impl World {
             self.seen.sample = Some(sample);
             self.seen.count += 1;
         }
-        self.laws.turn(self.now, &self.seen, None, Some(&self.job))
     }
 
     fn run(&mut self, ticks: usize, activity: Option<f64>) -> Turn {
@@ -126,11 +135,75 @@ fn an_eviction_for_memory_is_not_one_that_may_be_held_back() {
     assert!(world.run(50, Some(99.0)).evict);
     assert_eq!(world.laws.eviction_ground(), Ground::Readings, "a shut gate helps");
     world.tick_with(Some(99.0), Bytes::from_gib(15));
-    assert_eq!(world.laws.eviction_ground(), Ground::Certain, "a shut gate gives no memory back");
+    assert_eq!(world.laws.eviction_ground(), Ground::Memory, "a shut gate gives no memory back");
     let mut world = World::new(params());
     assert!(world.open_at_some_time(500, 20.0));
     assert!(world.tick_with(Some(20.0), Bytes::from_gib(15)).evict, "not to be waited for");
-    assert_eq!(world.laws.eviction_ground(), Ground::Certain);
+    assert_eq!(world.laws.eviction_ground(), Ground::Memory);
+}
+
+#[test]
+fn a_job_that_leaves_is_told_once_more_when_only_that_helps() {
+    let world = World::new(params());
+    let mut insisted = None;
+    let mut asks =
+        |ground, job| eviction::ask(ground, HealthState::Overlimit, job, &mut insisted).is_some();
+    let job = Some(&world.job);
+    assert!(asks(Ground::Readings, job) && !asks(Ground::Readings, job), "asked once");
+    world.job.stopping.store(true, Ordering::Release);
+    assert!(asks(Ground::Memory, job) && !asks(Ground::Memory, job), "and once more");
+    assert!(!asks(Ground::Readings, job) && !asks(Ground::Memory, job));
+    assert!(asks(Ground::Certain, job), "another reason");
+    // One that an earlier agent left to its keeper: the slow loop knows whether there is one.
+    assert!(!asks(Ground::Readings, None));
+    assert!(asks(Ground::Memory, None) && !asks(Ground::Memory, None));
+}
+
+#[test]
+fn a_new_job_finds_the_gate_as_a_new_job_should() {
+    let mut world = World::new(params());
+    for _ in 0..600 {
+        assert_eq!(world.idle_tick(20.0).budget, LaunchBudget::CLOSED, "nobody is there");
+    }
+    assert_eq!(world.laws.state(), HealthState::Healthy);
+    let first = world.run(10, Some(20.0));
+    assert!(first.budget.fraction <= 0.06, "0.5 a second: {:?}", first.budget);
+    assert!(world.run(300, Some(20.0)).budget.fraction > 0.9);
+    // Another job in its place opens it from zero too.
+    let dir = tempfile::tempdir().unwrap();
+    world.job = named_job(&dir.path().join("job"), "k");
+    let next = world.run(5, Some(20.0));
+    assert!(next.budget.fraction <= 0.06, "{:?}", next.budget);
+}
+
+#[test]
+fn samples_that_cannot_be_move_nothing() {
+    let mut world = World::new(params());
+    assert!(world.open_at_some_time(500, 20.0));
+    world.run(100, Some(74.0));
+    let shared = |world: &World| (world.laws.newest, world.laws.online, world.laws.load);
+    let before = (shared(&world), world.tick(None).budget.fraction);
+    // Idle, it says, with more memory in use than there is.
+    let mut fraction = before.1;
+    for _ in 0..40 {
+        let turn = world.tick_with(Some(0.0), Bytes::from_gib(20));
+        assert!(turn.budget.fraction <= fraction, "a lie opened the gate");
+        fraction = turn.budget.fraction;
+    }
+    assert_eq!(shared(&world), before.0, "a lie was believed");
+    // Lies are silence: after half a second it begins to close, after one it is shut.
+    for _ in 0..70 {
+        world.tick_with(Some(0.0), Bytes::from_gib(20));
+    }
+    assert_eq!(world.job.block.gate(), Gate::Closed);
+}
+
+#[test]
+fn only_a_turn_with_a_new_sample_tells_how_fast_one_is_acted_upon() {
+    let mut world = World::new(params());
+    assert_eq!(world.tick(None).new_sample, None);
+    assert_eq!(world.tick(Some(20.0)).new_sample, Some(world.now));
+    assert_eq!(world.tick(None).new_sample, None);
 }
 
 #[test]

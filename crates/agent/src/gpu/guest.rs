@@ -6,25 +6,25 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use muxflow_abi::control::{Gate, Settings};
 use muxflow_types::{Bytes, JobId, SmShare};
 
+use super::culprit::Stopped;
+use super::outside::is_of_pod;
 use super::supervisor::Supervisor;
 use super::workloads::uuid_bytes;
 use super::{ActiveJob, Event, Order, StopReason};
-use crate::breaker::{Ground, Verdict};
 use crate::cgroup::encode;
 use crate::control_block::ControlBlock;
 use crate::error::{AgentError, Result};
 use crate::handle::AgentHandle;
-use crate::monitor;
 use crate::mps::control::MpsControl;
-use crate::stop::{Act, Sight, StopLimits, StopOrder};
+use crate::stop::{Act, Sight, Step, StopLimits, StopOrder};
 
 /// A guest to be let in.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,6 +70,9 @@ impl Supervisor {
         if self.repair.is_some() {
             return Err(refuse("the GPU is disabled".into()));
         }
+        if !self.mps_runs() {
+            return Err(refuse("MPS does not run: nothing would hold it to its share".into()));
+        }
         let block = match ControlBlock::open(&dir) {
             Ok(block) => {
                 // An earlier agent may have left in the middle of a stop that nobody remembers.
@@ -90,14 +93,8 @@ impl Supervisor {
                 block
             }
         };
-        self.shared.set_job(Some(Arc::new(ActiveJob {
-            job: spec.job.clone(),
-            block,
-            share: spec.share,
-            stop: spec.stop,
-            stopping: AtomicBool::new(false),
-            evict_asked: AtomicBool::new(false),
-        })));
+        let active = ActiveJob::new(spec.job.clone(), block, spec.share, spec.stop);
+        self.shared.set_job(Some(Arc::new(active)));
         self.node.running_jobs.fetch_add(1, Ordering::Relaxed);
         tracing::info!(gpu = self.uuid(), job = %spec.job, share = %spec.share, "guest let in");
         self.guest = Some(Guest {
@@ -153,20 +150,46 @@ impl Supervisor {
     }
 
     /// The guest is on its way out: drains it, so that no signal meets work in flight.
+    ///
+    /// Where the agent itself wants it gone, the service waits for what it holds: it gets no longer to
+    /// save its state than a job of this machine, however long a grace period somebody gave it.
     pub(super) fn stop_guest(&mut self, job: Option<&JobId>, reason: &StopReason) {
+        let urgent = job.is_none() && !matches!(reason, StopReason::Host(_));
+        let checkpoint_ms = if urgent { StopLimits::default().checkpoint_ms } else { u64::MAX };
+        self.stop_guest_within(job, reason, checkpoint_ms);
+    }
+
+    /// The same, with at most so long to save its state, also for one that is on its way out already.
+    pub(super) fn stop_guest_within(
+        &mut self,
+        job: Option<&JobId>,
+        reason: &StopReason,
+        checkpoint_ms: u64,
+    ) {
+        let is_it = |guest: &&Guest| job.is_none_or(|job| *job == guest.job);
+        let Some(guest) = self.guest.as_ref().filter(is_it) else { return };
+        if guest.stop.is_none() && !guest.strangers.is_empty() {
+            // They cannot be drained, and whoever takes the guest away sends them a signal.
+            let strangers: Vec<u32> = guest.strangers.keys().copied().collect();
+            self.cut_off(&strangers);
+        }
         if job.is_none() {
             // Nobody outside asked for it, so somebody outside must be told.
             self.tell_guest(&reason.to_string(), true);
         }
         let Some(guest) = &mut self.guest else { return };
-        if job.is_some_and(|job| *job != guest.job) || guest.stop.is_some() {
+        if let Some((order, _)) = &mut guest.stop {
+            order.hasten(checkpoint_ms);
             return;
         }
         tracing::info!(job = %guest.job, reason = %reason, "guest is drained");
-        let (order, first) = StopOrder::begin(guest.limits, 0);
+        let checkpoint_ms = guest.limits.checkpoint_ms.min(checkpoint_ms);
+        let (order, first) = StopOrder::begin(StopLimits { checkpoint_ms, ..guest.limits }, 0);
         guest.stop = Some((order, Instant::now()));
         *self.shared.status().stops.entry(reason.word()).or_default() += 1;
         if let Some(active) = self.shared.job() {
+            let (job, pids) = (active.job.clone(), active.block.registered());
+            self.last_stopped = Some(Stopped { job, run: 0, pids, is_guest: true });
             active.stopping.store(true, Ordering::Release);
             if let Act::SetGate(gate) = first {
                 active.block.set_gate(gate);
@@ -190,7 +213,7 @@ impl Supervisor {
         for act in order.advance(elapsed_ms, sight) {
             match act {
                 Act::SetGate(gate) => active.block.set_gate(gate),
-                Act::TerminateClients => self.cut_off(&active.block.registered()),
+                Act::TerminateClients => self.cut_off(&active.block.lagging()),
                 Act::SignalProgram | Act::KillGroup => {}
             }
         }
@@ -205,55 +228,32 @@ impl Supervisor {
         }
     }
 
-    /// For errors: the guest must let go of the GPU now, and then leave.
+    /// For errors: the guest must let go of the GPU now, with no time to save anything, and then leave.
+    /// What it has not done within `limit` goes on after that.
     pub(super) fn stop_guest_and_wait(&mut self, reason: &StopReason, limit: Duration) {
         if self.guest.is_none() {
             return;
         }
-        self.stop_guest(None, reason);
+        self.stop_guest_within(None, reason, 0);
         let deadline = Instant::now() + limit;
-        while let Some(active) = self.shared.job()
-            && Instant::now() < deadline
-        {
-            let answers = active.block.answers();
-            if answers.drained >= answers.live {
-                active.block.set_gate(Gate::Reset);
-                return;
-            }
+        while self.guest_holds_on() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
+            self.look_after_guest();
         }
     }
 
-    /// Whoever is on the GPU must leave, unless too many leave at once.
-    pub(super) fn evict(&mut self, cause: String, ground: Ground) {
-        let running = self.node.running_jobs.load(Ordering::Relaxed);
-        let verdict = {
-            let mut breaker = self.node.breaker.lock().unwrap_or_else(PoisonError::into_inner);
-            breaker.ask(monitor::now(), ground, running)
-        };
-        match verdict {
-            // A shut gate gives no memory back: the guest lets go of the GPU here and now, whether
-            // or not somebody outside agrees that it leaves.
-            Verdict::Evict if self.guest.is_some() && ground == Ground::Certain => {
-                self.stop_guest(None, &StopReason::Health(cause));
-            }
-            Verdict::Evict if self.wish_guest_away(&cause) => {}
-            Verdict::Evict => self.begin_stop(StopReason::Health(cause)),
-            Verdict::Hold { opened } => {
-                self.shared.status().held += 1;
-                if opened {
-                    self.alert(format!(
-                        "too many evictions at once, the last because {cause}: sensors may lie. Jobs are held at their gates until this calms down"
-                    ));
-                }
-                // Ask again later; the gate is shut meanwhile.
-                if let Some(job) = self.shared.job() {
-                    let job = Arc::clone(&job);
-                    job.evict_asked.store(false, Ordering::Release);
-                }
-                std::thread::sleep(Duration::from_millis(100));
-            }
-        }
+    /// Whether a guest that is stopped may still have a context.
+    fn guest_holds_on(&self) -> bool {
+        let stop = self.guest.as_ref().and_then(|guest| guest.stop.as_ref());
+        stop.is_some_and(|(order, _)| order.step() < Step::Kill)
+    }
+
+    /// The guest that a process belongs to.
+    pub(super) fn guest_of(&self, pid: u32) -> Option<JobId> {
+        let active = self.shared.job().filter(|_| self.guest.is_some())?;
+        let theirs =
+            active.block.registered().contains(&pid) || is_of_pod(pid, active.job.as_str());
+        theirs.then(|| active.job.clone())
     }
 
     /// The agent leaves: a guest stays where it is, held at its gate, until the next agent comes.
@@ -274,8 +274,7 @@ impl AgentHandle {
         let (answer, answered) = mpsc::channel();
         self.order(uuid, Order::Attach(Box::new(guest), answer))?;
         answered.recv_timeout(limit).unwrap_or_else(|_| {
-            let reason = format!("GPU {uuid} did not answer within {} s", limit.as_secs());
-            Err(AgentError::Start { workload: job, reason })
+            Err(AgentError::NoAnswer { workload: job, gpu: uuid.to_owned(), limit })
         })
     }
 

@@ -2,35 +2,47 @@
 //!
 //! The two share little: the job that is on the GPU with its control block, and a channel each way.
 //! The fast loop ([`control`]) touches memory only and never waits; the slow one ([`supervisor`]) may
-//! wait for processes, for MPS and for a probe, and nothing that protects the service depends on it.
+//! wait for processes, for MPS and for a probe. What protects the service does not wait for it: the
+//! gate is the fast loop's, and so is the order to leave where only leaving helps. What may wait in
+//! the slow loop is an eviction of a job that stands at a shut gate.
 
+mod comebacks;
 pub mod control;
+mod culprit;
+mod eviction;
 pub mod guest;
+mod inbox;
 mod leaving;
 mod outside;
 pub mod response;
+mod returning;
 mod serving;
+pub mod status;
 pub mod supervisor;
 pub mod workloads;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use muxflow_policy::node::fault::{Action, Fault};
 use muxflow_policy::node::health::Transition;
-use muxflow_types::{Bytes, HealthState, JobId, Micros, Percent, ServiceId, SmShare};
+use muxflow_types::{Bytes, JobId, Micros, ServiceId, SmShare};
 
 use crate::breaker::Ground;
 use crate::cgroup::Limits;
-use crate::control_block::{ControlBlock, JobCounts};
-use crate::error::{AgentError, Result};
+use crate::control_block::ControlBlock;
 use crate::launch::{self, Exit};
+use crate::monitor::Monitor;
 use crate::monitor::nvml::GpuFacts;
-use crate::monitor::{ActivitySource, Monitor};
 use crate::stop::StopLimits;
+use crate::sys;
+pub(crate) use returning::disabled_for;
+pub use status::GpuStatus;
 
 /// An online service to run on a GPU.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,12 +86,23 @@ pub struct OfflineSpec {
     pub quota: Option<Bytes>,
     /// How long each step of its stop may take.
     pub stop: StopLimits,
+    /// Refused when the GPU gets to it later than this: whoever ordered it may have given it up, and
+    /// started it elsewhere.
+    pub not_after: Option<Instant>,
 }
 
 impl OfflineSpec {
     /// Which start of the job this is; 0 when nobody counts.
     pub fn run_number(&self) -> u64 {
         launch::run_number(&self.env)
+    }
+
+    /// The same for the same work, also in another agent: what runs, where, as whom.
+    pub fn fingerprint(&self) -> u64 {
+        let text = format!("{:?}{:?}{:?}{:?}", self.argv, self.env, self.cwd, self.user);
+        text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
     }
 }
 
@@ -226,6 +249,20 @@ pub enum Event {
         requeue: bool,
         /// It was to blame for errors so often of late that it counts as fail-prone.
         fail_prone: bool,
+        /// This run broke something: the driver named one of its processes, or told of an XID that
+        /// has a culprit and named nobody; or it ran without the interposer or tore its control
+        /// block. It must wait before it runs again. One that has finished its work is to blame only
+        /// when it was named.
+        blamed: bool,
+    },
+    /// A job whose end was told already broke the GPU: the driver named it only now.
+    JobBlamed {
+        /// Which.
+        job: JobId,
+        /// Which start of it; 0 when nobody counts.
+        run: u64,
+        /// What happened.
+        fault: Fault,
     },
     /// A guest must leave: its gate is shut, and whoever runs it must take it away.
     GuestMustLeave {
@@ -235,6 +272,15 @@ pub enum Event {
         cause: String,
         /// It is being drained already, and cannot stay even if the cause goes away.
         drained: bool,
+    },
+    /// A guest's process caused an error.
+    GuestBlamed {
+        /// Which guest.
+        job: JobId,
+        /// What happened.
+        fault: Fault,
+        /// The process, by its id here.
+        pid: u32,
     },
     /// An error was handled.
     Fault {
@@ -264,6 +310,47 @@ pub struct ActiveJob {
     pub stopping: AtomicBool,
     /// The fast loop has asked for its eviction.
     pub evict_asked: AtomicBool,
+    /// Its eviction was held back, which is counted once.
+    pub held: AtomicBool,
+    /// Who stops it, where that is a process of ours.
+    pub keeper: OnceLock<OwnedFd>,
+    /// Why the fast loop had it stopped.
+    pub left_for: OnceLock<String>,
+}
+
+impl ActiveJob {
+    /// A job with this control block.
+    pub fn new(job: JobId, block: ControlBlock, share: SmShare, stop: StopLimits) -> Self {
+        ActiveJob {
+            job,
+            block,
+            share,
+            stop,
+            stopping: AtomicBool::new(false),
+            evict_asked: AtomicBool::new(false),
+            held: AtomicBool::new(false),
+            keeper: OnceLock::new(),
+            left_for: OnceLock::new(),
+        }
+    }
+
+    /// Has its keeper stop it, in the clean order; one signal, nothing is waited for.
+    fn ask_to_leave(&self, cause: &str) {
+        if let Some(keeper) = self.keeper.get()
+            && self.left_for.set(cause.to_owned()).is_ok()
+        {
+            // From here on the gate belongs to the keeper.
+            self.stopping.store(true, Ordering::Release);
+            drop(sys::pidfd_signal(keeper.as_fd(), libc::SIGTERM));
+        }
+    }
+
+    /// Has its keeper leave it hardly any time to save its state, also when it is leaving already.
+    fn hasten(&self) {
+        if let Some(keeper) = self.keeper.get() {
+            drop(sys::pidfd_signal(keeper.as_fd(), libc::SIGHUP));
+        }
+    }
 }
 
 /// What both loops of a GPU share.
@@ -317,153 +404,5 @@ impl GpuShared {
     /// Its status, to read or to write.
     pub fn status(&self) -> MutexGuard<'_, GpuStatus> {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// What is known of a GPU: for the manager's snapshot, metrics and `muxflow agent`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct GpuStatus {
-    /// Its UUID.
-    pub uuid: String,
-    /// State of health.
-    pub health: HealthState,
-    /// Changes of state, by where they led to.
-    pub transitions: BTreeMap<HealthState, u64>,
-    /// Impossible samples that were dropped.
-    pub glitches: u64,
-    /// Whether a new job may be placed.
-    pub placeable: bool,
-    /// Share that a job would get now.
-    pub share: Option<SmShare>,
-    /// Quota that a job would get now.
-    pub quota: Bytes,
-    /// The launch budget in force: 0 to 1.
-    pub budget: f64,
-    /// GPU load as the gate sees it.
-    pub load: Option<f64>,
-    /// The service's part of SM activity, and how far off it may be, in points.
-    pub online_activity: Option<(Percent, f64)>,
-    /// What the service will need.
-    pub demand: Option<Percent>,
-    /// Where SM activity comes from.
-    pub source: ActivitySource,
-    /// Age of the slowest counter.
-    pub counter_age: Micros,
-    /// From the moment a sample was taken to the decision in the control block, for the last one.
-    pub reaction: Micros,
-    /// The longest of these so far.
-    pub reaction_max: Micros,
-    /// The service that the GPU was given to, whether it runs at this moment or not.
-    pub claimed: Option<ServiceId>,
-    /// Nothing is placed: the service that the GPU was given to does not run, or it ended again and
-    /// again and has not run for long since.
-    pub unsettled: bool,
-    /// The service that runs.
-    pub online: Option<(ServiceId, u32)>,
-    /// The job, with its counters.
-    pub offline: Option<(JobId, JobCounts)>,
-    /// Errors seen, by name.
-    pub faults: BTreeMap<String, u64>,
-    /// Stops of offline work, by reason.
-    pub stops: BTreeMap<&'static str, u64>,
-    /// Evictions held back by the breaker.
-    pub held: u64,
-    /// Times that MPS was started.
-    pub mps_starts: u64,
-    /// Whether a client could attach when it was last tried, and how long it took.
-    pub attach: Option<(bool, Micros)>,
-    /// Times that the service was restarted.
-    pub online_restarts: u64,
-    /// Processes on the GPU that are neither ours nor clients of our MPS server.
-    pub outside: Vec<u32>,
-}
-
-impl GpuStatus {
-    /// Takes note, when an order is given, of whose the GPU is: orders are carried out later, and two
-    /// services must not both believe that it is theirs.
-    pub fn claim(&mut self, order: &Order) -> Result<()> {
-        match (order, &self.claimed) {
-            (Order::StartOnline(spec), Some(other)) if *other != spec.service => {
-                let reason = format!("GPU {} was given to service {other}", self.uuid);
-                return Err(AgentError::Start { workload: spec.service.to_string(), reason });
-            }
-            (Order::StartOnline(spec), _) => self.claimed = Some(spec.service.clone()),
-            (Order::StopOnline(service), Some(owner)) if owner == service => self.claimed = None,
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Nothing is known yet.
-    pub fn unknown(facts: &GpuFacts) -> Self {
-        GpuStatus {
-            uuid: facts.uuid.clone(),
-            health: HealthState::Init,
-            transitions: BTreeMap::new(),
-            glitches: 0,
-            placeable: false,
-            share: None,
-            quota: Bytes::ZERO,
-            budget: 0.0,
-            load: None,
-            online_activity: None,
-            demand: None,
-            source: ActivitySource::None,
-            counter_age: Micros::ZERO,
-            reaction: Micros::ZERO,
-            reaction_max: Micros::ZERO,
-            claimed: None,
-            unsettled: false,
-            online: None,
-            offline: None,
-            faults: BTreeMap::new(),
-            stops: BTreeMap::new(),
-            held: 0,
-            mps_starts: 0,
-            attach: None,
-            online_restarts: 0,
-            outside: Vec::new(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn start(name: &str) -> Order {
-        Order::StartOnline(Box::new(OnlineSpec {
-            service: ServiceId::new(name).unwrap(),
-            argv: vec!["serve".into()],
-            env: BTreeMap::new(),
-            cwd: "/".into(),
-            user: None,
-            limits: Limits::default(),
-            latency_file: None,
-            grace_ms: 0,
-        }))
-    }
-
-    #[test]
-    fn a_gpu_is_one_services_from_the_order_on() {
-        let facts = GpuFacts {
-            uuid: "GPU-1".into(),
-            gpu_type: muxflow_types::GpuType::new("T4").unwrap(),
-            name: "T4".into(),
-            pci: "0000:01:00".into(),
-            memory: Bytes::from_gib(15),
-            highest_clock: None,
-        };
-        let mut status = GpuStatus::unknown(&facts);
-        let stop = |name| Order::StopOnline(ServiceId::new(name).unwrap());
-        status.claim(&start("web")).unwrap();
-        status.claim(&start("web")).unwrap();
-        let error = status.claim(&start("rank-0")).unwrap_err().to_string();
-        assert!(error.contains("rank-0") && error.contains("given to service web"), "{error}");
-        // One that was refused cannot take the other's place away.
-        status.claim(&stop("rank-0")).unwrap();
-        assert_eq!(status.claimed.as_ref().map(ServiceId::as_str), Some("web"));
-        status.claim(&stop("web")).unwrap();
-        status.claim(&start("rank-0")).unwrap();
     }
 }

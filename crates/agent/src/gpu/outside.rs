@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use muxflow_policy::node::fault::Fault;
 
+use super::culprit::Suspicion;
 use super::supervisor::Supervisor;
 use super::{ActiveJob, StopReason};
 use crate::process;
@@ -16,6 +17,9 @@ const SETTLED: Duration = Duration::from_secs(3);
 impl Supervisor {
     /// A GPU process of the job without the interposer cannot be held back.
     pub(super) fn look_for_strangers(&mut self) {
+        if !self.params.defences.ungated_stop {
+            return;
+        }
         let Some(active) = self.shared.job() else { return };
         if self.guest.is_some() {
             return self.look_for_strange_guests(&active);
@@ -23,6 +27,7 @@ impl Supervisor {
         let Some(offline) = &mut self.offline else { return };
         if active.block.is_torn() && offline.reason.is_none() {
             let (job, pid) = (offline.job.clone(), offline.running.main().pid);
+            offline.suspicion = Suspicion::Named;
             self.alert(format!(
                 "the control block of job {job} was cut short: it can no longer be held back and is stopped"
             ));
@@ -49,6 +54,7 @@ impl Supervisor {
             && offline.reason.is_none()
         {
             let job = offline.job.clone();
+            offline.suspicion = Suspicion::Named;
             self.alert(format!(
                 "process {pid} of job {job} uses the GPU without the interposer (cleared environment, static program or another libc): the job is stopped"
             ));
@@ -161,7 +167,7 @@ impl Supervisor {
 }
 
 /// A guest is a pod, and its name is in the path of its control groups.
-fn is_of_pod(pid: u32, job: &str) -> bool {
+pub(super) fn is_of_pod(pid: u32, job: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| names_pod(&text, job))
 }
 

@@ -72,6 +72,51 @@ impl Supervisor {
         }
     }
 
+    /// Starts MPS, or finds what an earlier agent left. A daemon that died while nobody looked leaves
+    /// the service on a server of its own or on none: beside a new one, nothing would hold a job to
+    /// its share. It is answered as the crash that it is, and all end up on one server.
+    pub(super) fn find_mps(&mut self) {
+        if let Some(daemon) = self.daemon.as_ref().filter(|daemon| daemon.died_unseen()) {
+            let serves = self.online.as_ref().is_some_and(|online| {
+                online.running.as_ref().is_some_and(|running| !running.launch.outside_mps)
+            });
+            if serves || daemon.has_processes() {
+                self.see(Fault::MpsCrash, None);
+            }
+        }
+        self.start_mps();
+    }
+
+    /// Finds out whether the driver caps memory, unless that is known. MPS that does not answer now may
+    /// do so the next time.
+    pub(super) fn learn_caps_memory(&mut self) {
+        if self.caps_memory.is_none() {
+            let asked = || self.daemon.as_ref().map_or(Some(false), |d| d.control().caps_memory());
+            self.caps_memory = self.params.driver_memory_limit.or_else(asked);
+        }
+    }
+
+    /// A daemon runs, or none is wanted.
+    pub(super) fn mps_runs(&self) -> bool {
+        self.daemon.as_ref().is_none_or(|daemon| daemon.process().is_some())
+    }
+
+    /// A daemon that an earlier agent started with other settings makes room for one with those of
+    /// now, once nobody uses it.
+    fn renew_mps(&mut self) {
+        let serves = self.online.as_ref().is_some_and(|online| online.running.is_some());
+        if serves || self.offline.is_some() || self.guest.is_some() {
+            return;
+        }
+        let Some(daemon) = self.daemon.as_mut().filter(|daemon| daemon.is_outdated()) else {
+            return;
+        };
+        tracing::info!(gpu = daemon.spec().uuid, "MPS is started again with the settings of now");
+        if let Err(error) = daemon.renew() {
+            self.alert(format!("MPS cannot be restarted: {error}"));
+        }
+    }
+
     /// Looks whether the server lives, and now and then asks the daemon.
     pub(super) fn watch_mps(&mut self) {
         if self.answer_crash() || self.daemon.is_none() || Instant::now() < self.next_mps {
@@ -90,13 +135,16 @@ impl Supervisor {
                 if served {
                     self.see(Fault::MpsCrash, None);
                 } else {
-                    self.start_mps();
+                    self.find_mps();
                 }
             }
             Some(MpsState::Serving { server, status, clients }) => {
+                let unused = clients.is_empty();
                 self.mps = ServerSeen { server: ProcessKey::of(server), clients };
                 if status == ServerStatus::Fault {
                     self.see(Fault::MpsFault, None);
+                } else if unused {
+                    self.renew_mps();
                 }
             }
             Some(MpsState::Silent(reason)) => {
@@ -104,7 +152,10 @@ impl Supervisor {
                 self.check_attach();
             }
             // The last client has left and the server with it.
-            Some(MpsState::Idle) => self.mps = ServerSeen::default(),
+            Some(MpsState::Idle) => {
+                self.mps = ServerSeen::default();
+                self.renew_mps();
+            }
             None => {}
         }
         if Instant::now() >= self.next_probe && self.repair.is_none() {
@@ -158,6 +209,9 @@ impl Supervisor {
         // As for all who come: the server may make room for this client.
         self.mps.forget_who_left();
         self.next_probe = Instant::now() + self.params.probe_every;
+        self.probe_began = monitor::now();
+        // Without a daemon a client attaches outside MPS, and shows nothing of it.
+        let under_mps = self.mps_runs();
         let pipe_dir = self.daemon.as_ref().map(|daemon| daemon.spec().pipe_dir());
         let user = self.served_user();
         let (child, limit) = (&self.params.child, self.params.probe_limit);
@@ -169,7 +223,9 @@ impl Supervisor {
         let now = monitor::now();
         let took = match &attached {
             Attached::Yes { sms, took } => {
-                self.evidence.probe_passed_at = Some(now);
+                if under_mps && self.mps_runs() {
+                    self.evidence.probe_passed_at = Some(now);
+                }
                 self.shared.sms.store(*sms, Ordering::Relaxed);
                 *took
             }

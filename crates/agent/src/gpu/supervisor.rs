@@ -5,20 +5,23 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use muxflow_policy::node::fault::{Fault, ResponseTable};
 use muxflow_policy::node::repair::{Evidence, Repair};
-use muxflow_policy::node::xid::RecoveryAction;
 use muxflow_policy::retry::RetryParams;
 use muxflow_types::{JobId, Micros, ServiceId};
 
+use super::comebacks::Comebacks;
 use super::control::{Defences, HealthOrder};
+use super::culprit::{Stopped, Suspicion};
 use super::guest::Guest;
+use super::inbox::{Inbox, Next};
+use super::returning::ReturnPace;
 use super::serving::ServerSeen;
 use super::{Event, GpuShared, Order, StopReason};
 use crate::blame::Blame;
@@ -75,6 +78,9 @@ pub(super) struct Online {
     pub(super) latency_file: Option<PathBuf>,
     pub(super) failures: u32,
     pub(super) not_before: Option<Instant>,
+    pub(super) comebacks: Comebacks,
+    /// When its last run began.
+    pub(super) started_at_s: u64,
 }
 
 /// The job of a GPU.
@@ -84,6 +90,12 @@ pub(super) struct Offline {
     pub(super) running: Running,
     pub(super) reason: Option<StopReason>,
     pub(super) kill_at: Option<Instant>,
+    /// All of it was killed: it is waited for no more.
+    pub(super) killed: bool,
+    /// When its keeper, which has not said how it ended, is told to people.
+    pub(super) silent_at: Option<Instant>,
+    /// Whether errors of this run are laid to it.
+    pub(super) suspicion: Suspicion,
     /// GPU processes of the job that are not registered, and since when.
     pub(super) strangers: BTreeMap<u32, Instant>,
 }
@@ -97,6 +109,8 @@ pub struct NodeShared {
     pub blame: Arc<Blame>,
     /// Holds mass evictions back.
     pub breaker: Arc<Mutex<EvictionBreaker>>,
+    /// What outlives the agent, and where a person leaves marks for it.
+    pub state_dir: PathBuf,
     /// How many jobs run on the node and are not being stopped.
     pub running_jobs: Arc<AtomicUsize>,
     /// Where events go.
@@ -109,6 +123,7 @@ pub struct Supervisor {
     pub(super) params: SupervisorParams,
     pub(super) shared: Arc<GpuShared>,
     pub(super) node: NodeShared,
+    pub(super) inbox: Inbox,
     pub(super) to_fast: Sender<HealthOrder>,
     pub(super) daemon: Option<MpsDaemon>,
     pub(super) online: Option<Online>,
@@ -119,7 +134,7 @@ pub struct Supervisor {
     /// Errors seen before this were mended by what was done then.
     pub(super) mended_at: Micros,
     /// The job that was stopped last, with the processes it had: for blame that comes after.
-    pub(super) last_stopped: Option<(JobId, Vec<u32>)>,
+    pub(super) last_stopped: Option<Stopped>,
     /// Whether the driver caps memory, once it was asked.
     pub(super) caps_memory: Option<bool>,
     /// The MPS server as it was last seen.
@@ -131,8 +146,13 @@ pub struct Supervisor {
     next_look: Instant,
     /// The device was gone when it was last looked at.
     pub(super) was_lost: bool,
+    /// When an error last said so.
+    pub(super) lost_at: Micros,
     /// When the driver last asked for a recovery.
     pub(super) asked_at: Micros,
+    /// When the last client that was tried began to attach.
+    pub(super) probe_began: Micros,
+    pub(super) pace: ReturnPace,
 }
 
 const TICK: Duration = Duration::from_millis(20);
@@ -144,6 +164,7 @@ impl Supervisor {
         params: SupervisorParams,
         shared: Arc<GpuShared>,
         node: NodeShared,
+        orders: Receiver<Order>,
         to_fast: Sender<HealthOrder>,
         daemon: Option<MpsDaemon>,
     ) -> Self {
@@ -153,6 +174,7 @@ impl Supervisor {
             params,
             shared,
             node,
+            inbox: Inbox::new(orders),
             to_fast,
             daemon,
             online: None,
@@ -168,7 +190,10 @@ impl Supervisor {
             next_mps: now,
             next_look: now,
             was_lost: false,
+            lost_at: Micros::ZERO,
             asked_at: Micros::ZERO,
+            probe_began: Micros::ZERO,
+            pace: ReturnPace::default(),
         }
     }
 
@@ -187,15 +212,16 @@ impl Supervisor {
     }
 
     /// Runs until it is told to shut down.
-    pub fn run(&mut self, orders: &Receiver<Order>) {
-        self.start_mps();
+    pub fn run(&mut self) {
+        // First what the GPU waits for: an answer to what is found now must not forget it.
         self.remember_repair();
+        self.find_mps();
         self.probe();
         loop {
-            match orders.recv_timeout(TICK) {
-                Ok(Order::Shutdown) | Err(RecvTimeoutError::Disconnected) => break,
-                Ok(order) => self.obey(order),
-                Err(RecvTimeoutError::Timeout) => {}
+            match self.inbox.next(TICK) {
+                Next::Order(Order::Shutdown) | Next::Closed => break,
+                Next::Order(order) => self.obey(order),
+                Next::Nothing => {}
             }
             self.look_after_workloads();
             if Instant::now() >= self.next_look {
@@ -239,7 +265,7 @@ impl Supervisor {
             }
             Order::Evict { cause, ground } => self.evict(cause, ground),
             Order::Fault(seen) => self.answer(seen),
-            Order::Blame(seen) => self.blame_for(seen),
+            Order::Blame(seen) => self.blame_for(seen, true),
             Order::GpuWasReset => self.evidence.gpu_reset_at = Some(monitor::now()),
             Order::Shutdown => {}
         }
@@ -247,58 +273,10 @@ impl Supervisor {
 
     fn read_latency(&mut self) {
         // Without a file, the latency is told by whoever stands in front of the service.
-        let file = self.online.as_ref().and_then(|online| online.latency_file.as_ref());
-        let Some(path) = file else { return };
-        let latency = fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
-        self.shared.latency_us.store(latency.unwrap_or(0), Ordering::Relaxed);
-    }
-
-    /// A disabled GPU returns when what it waits for has happened.
-    fn watch_return(&mut self) {
-        let published = self.shared.monitor.published();
-        let lost =
-            published.failure.is_some_and(|(_, why)| why == monitor::SensorFailure::DeviceLost);
-        let asked = |what| !matches!(what, None | Some(RecoveryAction::None));
-        // Only what was read after the driver had asked says that it no longer does.
-        let read_at = published.processes.as_ref().map_or(Micros::ZERO, |(at, _)| *at);
-        let recovery = published.recovery.filter(|_| read_at > self.asked_at);
-        let no_more = asked(self.evidence.recovery) && !asked(recovery);
-        if (self.was_lost && !lost) || (no_more && recovery.is_some()) {
-            // A device that was gone and is back has been reset, and so has one whose driver asked
-            // for it and no longer does.
-            self.evidence.gpu_reset_at = Some(monitor::now());
-        }
-        if recovery.is_some() {
-            self.evidence.recovery = recovery;
-        }
-        self.was_lost = lost;
-        let mark = self.params.state_dir.join("gpu-was-reset");
-        if mark.exists() {
-            drop(fs::remove_file(&mark));
-            self.evidence.gpu_reset_at = Some(monitor::now());
-        }
-        let Some(repair) = self.repair else { return };
-        if lost {
-            return;
-        }
-        let only_probe_missing = matches!(
-            repair.done(&self.evidence),
-            Err(muxflow_policy::node::repair::StillWaiting::Probe)
-        );
-        if only_probe_missing {
-            self.start_mps();
-            self.probe();
-        }
-        if repair.done(&self.evidence).is_ok() {
-            self.repair = None;
-            drop(fs::remove_file(self.repair_file()));
-            tracing::info!(gpu = self.uuid(), "the GPU has returned");
-            drop(self.to_fast.send(HealthOrder::Enable));
-        }
-    }
-
-    pub(super) fn repair_file(&self) -> PathBuf {
-        self.params.state_dir.join("repair.json")
+        let Some(online) = &self.online else { return };
+        let Some(path) = &online.latency_file else { return };
+        let told = online.running.as_ref().and_then(|_| fresh_latency(path));
+        self.shared.latency_us.store(told.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Ends of processes, restarts of the service, and stops that take too long.
@@ -317,12 +295,12 @@ impl Supervisor {
         if let Some(offline) = &mut self.offline {
             if offline.kill_at.is_some_and(|at| Instant::now() > at) {
                 tracing::warn!(job = %offline.job, "its stop takes too long: killing it");
-                offline.running.kill();
-                offline.kill_at = None;
+                offline.kill();
+                self.next_probe = Instant::now();
             }
             match offline.running.poll_exit() {
                 Ok(Some(exit)) => self.offline_ended(exit),
-                Ok(None) => {}
+                Ok(None) => self.mind_silence(),
                 Err(error) => tracing::warn!(error = %error, "cannot look after a job"),
             }
         }
@@ -330,13 +308,22 @@ impl Supervisor {
 
     /// The job has ended: answers for it, if it did so by itself.
     fn offline_ended(&mut self, exit: Exit) {
-        let Some(offline) = self.take_offline() else { return };
+        let left_for = self.shared.job().and_then(|job| job.left_for.get().cloned());
+        if let (Some(offline), Some(cause)) = (&self.offline, left_for)
+            && offline.reason.is_none()
+        {
+            // The fast loop had it stopped, and its order for it waits.
+            self.begin_stop(StopReason::Health(cause));
+        }
+        self.mind_force(&exit);
+        let Some(mut offline) = self.take_offline() else { return };
+        self.blame_late(&mut offline);
         let fault = match (offline.reason.is_some() || exit.stop.is_some(), &exit) {
             (true, _) | (false, Exit { code: Some(0), .. }) => None,
             (false, Exit { signal: Some(signal), .. }) => Some(Fault::from_signal(*signal)),
             (false, _) => Some(Fault::ExitCode),
         };
-        let finished = exit.code == Some(0) && offline.reason.is_none() && exit.stop.is_none();
+        let finished = exit.is_finished();
         let job = offline.job.clone();
         self.tell(Event::JobEnded {
             fail_prone: self.node.blame.is_fail_prone(&job),
@@ -344,9 +331,42 @@ impl Supervisor {
             exit,
             reason: offline.reason,
             requeue: !finished,
+            blamed: offline.suspicion.blames(finished),
         });
         if let Some(fault) = fault {
             self.see(fault, Some(offline.running.main().pid));
         }
+    }
+}
+
+/// A service writes its latency at least this often, or it counts as not told.
+const LATENCY_FRESH: Duration = Duration::from_secs(10);
+
+/// What a service wrote of its latency of late. What it wrote before it hung or ended says nothing.
+fn fresh_latency(path: &Path) -> Option<u64> {
+    let written = fs::metadata(path).and_then(|meta| meta.modified()).ok()?;
+    // A file from the future was written by a clock that was set back since.
+    let age = written.elapsed().unwrap_or(Duration::ZERO);
+    let text = (age <= LATENCY_FRESH).then(|| fs::read_to_string(path).ok()).flatten()?;
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::SystemTime;
+
+    #[test]
+    fn a_latency_has_an_age() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("latency");
+        assert_eq!(fresh_latency(&path), None, "not there");
+        fs::write(&path, "500000\n").unwrap();
+        assert_eq!(fresh_latency(&path), Some(500_000));
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(SystemTime::now() - LATENCY_FRESH * 2).unwrap();
+        assert_eq!(fresh_latency(&path), None, "of a service that hangs");
+        fs::write(&path, "slow").unwrap();
+        assert_eq!(fresh_latency(&path), None, "not a number");
     }
 }

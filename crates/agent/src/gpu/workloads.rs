@@ -2,18 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use muxflow_abi::control::Settings;
 use muxflow_types::{Bytes, JobId, ServiceId, SmCount, SmShare};
 
+use super::comebacks::{Comebacks, SETTLED_AFTER_S, back_off};
+use super::culprit::Suspicion;
 use super::supervisor::{Offline, Online, Supervisor};
 use super::{ActiveJob, Event, OfflineSpec, OnlineSpec, StopReason};
 use crate::cgroup::encode;
 use crate::control_block::ControlBlock;
 use crate::environment::{self, GpuSide, Restraint};
 use crate::error::{AgentError, Result};
+use crate::installed;
 use crate::launch::{self, Exit, Kind, Launch};
 use crate::mps::daemon::MpsDaemon;
 use crate::process::ProcessKey;
@@ -29,9 +32,6 @@ const DRIVER_SLACK: Bytes = Bytes(512 << 20);
 /// The variable with which a client names its static partition.
 const SM_PARTITION: &str = "CUDA_MPS_SM_PARTITION";
 
-/// A service that ran this long did not fail at its start.
-const SETTLED_AFTER_S: u64 = 60;
-
 /// A service that ended so often without having settled is not placed beside.
 const AGAIN: u32 = 2;
 
@@ -42,6 +42,12 @@ impl Online {
         let Some(running) = &self.running else {
             return Some(format!("its service {} does not run", self.service));
         };
+        if running.launch.outside_mps {
+            let service = &self.service;
+            return Some(format!(
+                "service {service} was started while MPS did not run and shares with nobody: end its process, and it is started again under MPS"
+            ));
+        }
         unsettled(self.failures, now_s.saturating_sub(running.run.started_at_s)).then(|| {
             let (service, times) = (&self.service, self.failures);
             format!("service {service} ended {times} times and has not run for {SETTLED_AFTER_S} s since")
@@ -76,8 +82,14 @@ impl Supervisor {
         Err(AgentError::Start { workload: workload.to_owned(), reason: reason.into() })
     }
 
-    /// Why no job may be placed beside the service now.
+    /// Why no job may be placed here now.
     pub(super) fn unrest(&self) -> Option<String> {
+        if let Some(daemon) = self.daemon.as_ref().filter(|_| !self.mps_runs()) {
+            let program = daemon.spec().program.display();
+            return Some(format!(
+                "MPS does not run ({program}): without it nothing holds a job to its share"
+            ));
+        }
         let online = self.online.as_ref().filter(|_| self.params.defences.eviction)?;
         online.unrest(launch::now_s())
     }
@@ -139,6 +151,8 @@ impl Supervisor {
             stop: crate::stop::StopLimits::default(),
             online_grace_ms: spec.grace_ms,
             agent: ProcessKey::own(),
+            fingerprint: 0,
+            outside_mps: false,
         };
         self.online = Some(Online {
             service: spec.service.clone(),
@@ -147,15 +161,27 @@ impl Supervisor {
             latency_file: spec.latency_file.clone(),
             failures: 0,
             not_before: None,
+            comebacks: Comebacks::default(),
+            started_at_s: 0,
         });
         self.restart_online_when_due();
     }
 
     /// Starts the service, when it is wanted, not there, and its wait is over.
     pub(super) fn restart_online_when_due(&mut self) {
-        let Some(online) = &mut self.online else { return };
+        let Some(online) = &self.online else { return };
         if online.running.is_some() || online.not_before.is_some_and(|at| Instant::now() < at) {
             return;
+        }
+        if self.was_lost {
+            // It would only fail, and that is not its fault: it comes when the device is back.
+            return;
+        }
+        self.start_mps();
+        let outside_mps = !self.mps_runs();
+        let Some(online) = &mut self.online else { return };
+        if outside_mps {
+            tracing::warn!(service = %online.service, "started without MPS: it shares with nobody");
         }
         // Its group went with the last process.
         let limits = &online.launch.limits;
@@ -167,12 +193,14 @@ impl Supervisor {
         }
         let started = group.and_then(|group| {
             online.launch.group = group;
+            online.launch.outside_mps = outside_mps;
             online.launch.agent = ProcessKey::own();
             self.node.runner.start(online.launch.clone())
         });
         match started {
             Ok(running) => {
                 let (service, pid) = (online.service.clone(), running.main().pid);
+                online.started_at_s = running.run.started_at_s;
                 online.running = Some(running);
                 tracing::info!(service = %service, pid, "service runs");
                 self.shared.status().online = Some((service.clone(), pid));
@@ -194,8 +222,10 @@ impl Supervisor {
         if lasted.is_some_and(|started| launch::now_s().saturating_sub(started) > SETTLED_AFTER_S) {
             online.failures = 0;
         }
-        online.not_before = Some(Instant::now() + back_off(online.failures));
-        online.failures = online.failures.saturating_add(1);
+        if !self.was_lost {
+            online.not_before = Some(Instant::now() + back_off(online.failures));
+            online.failures = online.failures.saturating_add(1);
+        }
         let (service, again) = (online.service.clone(), online.failures >= AGAIN);
         tracing::warn!(service = %service, code = exit.code, signal = exit.signal, "service ended");
         {
@@ -224,11 +254,14 @@ impl Supervisor {
             drop(self.node.runner.settle(Kind::Online, &online.launch.name));
         }
         self.shared.status().online = None;
+        self.shared.latency_us.store(0, Ordering::Relaxed);
     }
 
-    /// Brings the service back at once: its context is lost, whatever the process does.
-    pub(super) fn bring_online_back(&mut self) {
+    /// Brings the service back: its context is lost, whatever the process does. `alone` is a service
+    /// that nobody shared the GPU with.
+    pub(super) fn bring_online_back(&mut self, alone: bool) {
         let Some(online) = &mut self.online else { return };
+        let ran_s = launch::now_s().saturating_sub(online.started_at_s);
         if let Some(mut running) = online.running.take() {
             running.ask_stop();
             if !matches!(running.wait(Duration::from_millis(500)), Ok(Some(_))) {
@@ -238,12 +271,17 @@ impl Supervisor {
             self.shared.status().online_restarts += 1;
         }
         online.failures = 0;
-        online.not_before = None;
+        let wait = online.comebacks.wait_after(ran_s, alone);
+        online.not_before = (!wait.is_zero()).then(|| Instant::now() + wait);
         self.restart_online_when_due();
     }
 
     pub(super) fn start_offline(&mut self, spec: &OfflineSpec) -> Result<()> {
         let name = spec.job.as_str();
+        if spec.not_after.is_some_and(|at| Instant::now() > at) {
+            return self
+                .refuse(name, "the order came too late: the GPU was busy with something else");
+        }
         if let Some(offline) = &self.offline {
             return self.refuse(name, format!("job {} is on this GPU", offline.job));
         }
@@ -253,6 +291,12 @@ impl Supervisor {
         if let Some(reason) = self.unrest() {
             return self.refuse(name, reason);
         }
+        if let Some(flaw) = installed::flaw(&self.params.interposer) {
+            // The loader would go on without it, and the job would run free.
+            let remedy = installed::REMEDY;
+            return self
+                .refuse(name, format!("there is no interposer to hold it: {flaw}; {remedy}"));
+        }
         let status = self.shared.status().clone();
         if !self.shared.host_calm.load(Ordering::Acquire) {
             return self.refuse(name, "the host was short of memory a moment ago");
@@ -260,14 +304,21 @@ impl Supervisor {
         if !status.placeable {
             return self.refuse(name, format!("the GPU is {}", status.health));
         }
-        let multi_user = self.daemon.as_ref().is_some_and(|daemon| daemon.spec().multi_user);
+        let multi_user = self.daemon.as_ref().is_some_and(MpsDaemon::serves_all_users);
         let online_user = self.online.as_ref().map(|online| online.launch.user);
         // Nobody named is the agent's own user.
         let uid = |user: Option<(u32, u32)>| user.map_or_else(crate::sys::own_uid, |(uid, _)| uid);
         if !multi_user && online_user.is_some_and(|user| uid(user) != uid(spec.user)) {
+            let outdated = self.daemon.as_ref().is_some_and(MpsDaemon::is_outdated);
+            let how = match outdated {
+                true => {
+                    "mps.multi_user counts from the next start of MPS on: stop the service for a moment"
+                }
+                false => "set mps.multi_user or run both as one user",
+            };
             return self.refuse(
                 name,
-                "the service runs as another user, and its MPS server serves one: set mps.multi_user or run both as one user",
+                format!("the service runs as another user, and its MPS server serves one: {how}"),
             );
         }
         let Some(share) = self.partition_share().or(spec.share).or(status.share) else {
@@ -285,22 +336,12 @@ impl Supervisor {
         };
         settings.devices[0] = uuid_bytes(self.uuid());
         let capped = if self.params.defences.quota { quota.0 } else { u64::MAX };
-        if self.caps_memory.is_none() {
-            let asked =
-                || self.daemon.as_ref().is_some_and(|daemon| daemon.control().caps_memory());
-            self.caps_memory = Some(self.params.driver_memory_limit.unwrap_or_else(asked));
-        }
+        self.learn_caps_memory();
         let block = ControlBlock::create(&control_dir, &settings, capped, spec.user)?;
         let launch = self.offline_launch(spec, share, quota, &control_dir)?;
         // The fast loop must know the job before its first launch, or no heartbeat comes.
-        self.shared.set_job(Some(Arc::new(ActiveJob {
-            job: spec.job.clone(),
-            block,
-            share,
-            stop: spec.stop,
-            stopping: AtomicBool::new(false),
-            evict_asked: AtomicBool::new(false),
-        })));
+        let active = Arc::new(ActiveJob::new(spec.job.clone(), block, share, spec.stop));
+        self.shared.set_job(Some(Arc::clone(&active)));
         let running = match self.node.runner.start(launch) {
             Ok(running) => running,
             Err(error) => {
@@ -310,6 +351,11 @@ impl Supervisor {
             }
         };
         let pid = running.main().pid;
+        if self.params.defences.clean_stop
+            && let Some(keeper) = running.keeper_handle()
+        {
+            drop(active.keeper.set(keeper));
+        }
         self.node.running_jobs.fetch_add(1, Ordering::Relaxed);
         tracing::info!(gpu = self.uuid(), job = name, pid, share = %share.percent().value(), quota = %quota, "job runs");
         self.offline = Some(offline_of(spec.job.clone(), running));
@@ -360,6 +406,8 @@ impl Supervisor {
             stop: spec.stop,
             online_grace_ms: 0,
             agent: ProcessKey::own(),
+            fingerprint: spec.fingerprint(),
+            outside_mps: false,
         })
     }
 
@@ -383,10 +431,12 @@ impl Supervisor {
                 self.online = Some(Online {
                     service,
                     launch: running.launch.clone(),
+                    started_at_s: running.run.started_at_s,
                     running: Some(running),
                     latency_file: None,
                     failures: 0,
                     not_before: None,
+                    comebacks: Comebacks::default(),
                 });
             }
             Kind::Offline => {
@@ -404,14 +454,15 @@ impl Supervisor {
 }
 
 fn offline_of(job: JobId, running: Running) -> Offline {
-    Offline { job, running, reason: None, kill_at: None, strangers: BTreeMap::new() }
-}
-
-/// Waits of a service that ends again and again: at once, then growing to half a minute.
-fn back_off(failures: u32) -> Duration {
-    match failures {
-        0 => Duration::ZERO,
-        n => Duration::from_millis(250).saturating_mul(1 << n.min(7)).min(Duration::from_secs(30)),
+    Offline {
+        job,
+        running,
+        reason: None,
+        kill_at: None,
+        killed: false,
+        silent_at: None,
+        suspicion: Suspicion::default(),
+        strangers: BTreeMap::new(),
     }
 }
 
@@ -433,12 +484,5 @@ mod tests {
         assert!(!unsettled(0, 0) && !unsettled(1, 0), "once is nothing");
         assert!(unsettled(2, 0) && unsettled(9, SETTLED_AFTER_S));
         assert!(!unsettled(2, SETTLED_AFTER_S + 1), "jobs come back");
-    }
-
-    #[test]
-    fn a_service_comes_back_at_once_and_then_more_slowly() {
-        assert_eq!(back_off(0), Duration::ZERO);
-        assert_eq!(back_off(1), Duration::from_millis(500));
-        assert_eq!(back_off(u32::MAX), Duration::from_secs(30));
     }
 }

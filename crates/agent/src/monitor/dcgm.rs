@@ -7,7 +7,9 @@
 //! Each value comes with its time, so the age of these counters is known and not guessed.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_longlong, c_uint, c_ushort, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use muxflow_types::{Micros, Percent};
 
@@ -21,6 +23,8 @@ const ALL_GPUS: usize = 0x7fff_ffff;
 const MOST_DEVICES: usize = 64;
 const OPERATION_MODE_AUTO: c_int = 1;
 const OK: c_int = 0;
+/// Field groups that this process has made.
+static GROUPS_MADE: AtomicU64 = AtomicU64::new(0);
 /// Two clocks that are read one after the other may differ by this much.
 const MOST_AHEAD_US: i64 = 1_000_000;
 
@@ -91,8 +95,69 @@ pub struct Dcgm {
     get_values: GetValues,
     update: Option<unsafe extern "C" fn(Handle, c_int) -> c_int>,
     devices: Vec<c_uint>,
-    /// DCGM is thread-safe, but one caller at a time is enough.
-    turn: Mutex<()>,
+    close: Option<Close>,
+    /// The engine runs inside this process, and there is only one.
+    embedded: bool,
+}
+
+type Close = unsafe extern "C" fn(Handle) -> c_int;
+
+impl Drop for Dcgm {
+    fn drop(&mut self) {
+        // An embedded engine is the successor's too, by the same handle.
+        if !self.embedded {
+            self.close();
+        }
+    }
+}
+
+impl Dcgm {
+    fn close(&self) {
+        if let Some(close) = self.close {
+            // SAFETY: the handle is this connection's; calls that come later with it are refused.
+            unsafe { close(self.handle) };
+        }
+    }
+}
+
+/// The connection of a node, made anew when it is of no use any more.
+#[derive(Debug)]
+pub struct DcgmLink {
+    every: Micros,
+    now: Mutex<(Arc<Dcgm>, Instant)>,
+}
+
+/// A connection that is younger than this is not made anew.
+const RENEW_AFTER: Duration = Duration::from_secs(4);
+
+impl DcgmLink {
+    /// Connects, and watches the fields every `every`.
+    pub fn open(every: Micros) -> Result<Self, String> {
+        let dcgm = Arc::new(Dcgm::open(every)?);
+        Ok(DcgmLink { every, now: Mutex::new((dcgm, Instant::now())) })
+    }
+
+    /// The connection of now.
+    pub fn get(&self) -> Arc<Dcgm> {
+        Arc::clone(&self.now.lock().unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// This connection tells nothing: the one of now, which may be another one since.
+    pub fn renew(&self, silent: &Arc<Dcgm>) -> Arc<Dcgm> {
+        // All GPUs find out at once; the first of them connects.
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        if Arc::ptr_eq(&now.0, silent) && now.1.elapsed() >= RENEW_AFTER {
+            if now.0.embedded {
+                now.0.close();
+            }
+            match Dcgm::open(self.every) {
+                Ok(dcgm) => now.0 = Arc::new(dcgm),
+                Err(reason) => tracing::warn!(reason, "DCGM is not to be had"),
+            }
+            now.1 = Instant::now();
+        }
+        Arc::clone(&now.0)
+    }
 }
 
 struct Library(*mut c_void);
@@ -138,19 +203,6 @@ impl Dcgm {
         let init = function!(library, c"dcgmInit", unsafe extern "C" fn() -> c_int);
         // SAFETY: takes nothing.
         checked("dcgmInit", unsafe { init() })?;
-        let handle = connect(&library)?;
-        let list = function!(
-            library,
-            c"dcgmGetAllDevices",
-            unsafe extern "C" fn(Handle, *mut c_uint, *mut c_int) -> c_int
-        );
-        let (mut devices, mut count) = ([0; MOST_DEVICES], 0);
-        // SAFETY: room for more devices than DCGM knows (32).
-        checked("dcgmGetAllDevices", unsafe {
-            list(handle, devices.as_mut_ptr(), &raw mut count)
-        })?;
-        let count = usize::try_from(count).unwrap_or(0).min(MOST_DEVICES);
-        watch(&library, handle, every)?;
         let get_values = function!(library, c"dcgmGetLatestValuesForFields", GetValues);
         let update = library.symbol(c"dcgmUpdateAllFields").ok().map(|symbol| {
             // SAFETY: the type that dcgm_agent.h declares.
@@ -160,13 +212,38 @@ impl Dcgm {
                 )
             }
         });
-        let devices = devices.get(..count).unwrap_or_default().to_vec();
-        let dcgm = Dcgm { handle, get_values, update, devices, turn: Mutex::new(()) };
-        if let Some(update) = dcgm.update {
-            // SAFETY: the handle is connected; waits for the first values.
-            checked("dcgmUpdateAllFields", unsafe { update(dcgm.handle, 1) })?;
+        let (handle, close, embedded) = connect(&library)?;
+        // Whole from here on: dropped, it gives the connection back, whatever fails below.
+        let mut dcgm = Dcgm { handle, get_values, update, devices: Vec::new(), close, embedded };
+        if let Err(error) = dcgm.begin(&library, every) {
+            if embedded {
+                dcgm.close();
+            }
+            return Err(error);
         }
         Ok(dcgm)
+    }
+
+    /// Finds the devices and has their fields watched.
+    fn begin(&mut self, library: &Library, every: Micros) -> Result<(), String> {
+        let list = function!(
+            library,
+            c"dcgmGetAllDevices",
+            unsafe extern "C" fn(Handle, *mut c_uint, *mut c_int) -> c_int
+        );
+        let (mut devices, mut count) = ([0; MOST_DEVICES], 0);
+        // SAFETY: room for more devices than DCGM knows (32).
+        checked("dcgmGetAllDevices", unsafe {
+            list(self.handle, devices.as_mut_ptr(), &raw mut count)
+        })?;
+        let count = usize::try_from(count).unwrap_or(0).min(MOST_DEVICES);
+        self.devices = devices.get(..count).unwrap_or_default().to_vec();
+        watch(library, self.handle, every)?;
+        match self.update {
+            // SAFETY: the handle is connected; waits for the first values.
+            Some(update) => checked("dcgmUpdateAllFields", unsafe { update(self.handle, 1) }),
+            None => Ok(()),
+        }
     }
 
     fn values<const N: usize>(
@@ -174,7 +251,6 @@ impl Dcgm {
         device: c_uint,
         mut fields: [c_ushort; N],
     ) -> Result<Vec<FieldValue>, String> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let mut values = vec![FieldValue::EMPTY; N];
         let count = c_uint::try_from(N).unwrap_or(0);
         let device = c_int::try_from(device).map_err(|error| error.to_string())?;
@@ -223,8 +299,16 @@ fn age_us(at_us: i64, now_epoch_us: i64) -> Result<u64, String> {
     Ok(u64::try_from(age).unwrap_or(0))
 }
 
-fn connect(library: &Library) -> Result<Handle, String> {
+/// A handle, how it is given back, and whether it is that of an engine inside this process.
+fn connect(library: &Library) -> Result<(Handle, Option<Close>, bool), String> {
     let mut handle: Handle = 0;
+    let close = |name: &CStr| {
+        // SAFETY: the type that dcgm_agent.h declares for both names.
+        library
+            .symbol(name)
+            .ok()
+            .map(|symbol| unsafe { std::mem::transmute::<*mut c_void, Close>(symbol) })
+    };
     if let Ok(symbol) = library.symbol(c"dcgmConnect") {
         // SAFETY: the type that dcgm_agent.h declares.
         let connect = unsafe {
@@ -235,14 +319,14 @@ fn connect(library: &Library) -> Result<Handle, String> {
         };
         // SAFETY: a zero-ended address and a place for the handle.
         if unsafe { connect(c"127.0.0.1".as_ptr(), &raw mut handle) } == OK {
-            return Ok(handle);
+            return Ok((handle, close(c"dcgmDisconnect"), false));
         }
     }
     let start =
         function!(library, c"dcgmStartEmbedded", unsafe extern "C" fn(c_int, *mut Handle) -> c_int);
     // SAFETY: a place for the handle.
     checked("dcgmStartEmbedded", unsafe { start(OPERATION_MODE_AUTO, &raw mut handle) })?;
-    Ok(handle)
+    Ok((handle, close(c"dcgmStopEmbedded"), true))
 }
 
 fn watch(library: &Library, handle: Handle, every: Micros) -> Result<(), String> {
@@ -259,7 +343,9 @@ fn watch(library: &Library, handle: Handle, every: Micros) -> Result<(), String>
     let mut fields = FIELDS.to_vec();
     fields.push(FIELD_UUID);
     let count = c_int::try_from(fields.len()).unwrap_or(0);
-    let name = CString::new(format!("muxflow-{}", std::process::id()))
+    // The connection before may still have its group: names are taken once.
+    let number = GROUPS_MADE.fetch_add(1, Ordering::Relaxed);
+    let name = CString::new(format!("muxflow-{}-{number}", std::process::id()))
         .map_err(|error| error.to_string())?;
     let mut group = 0;
     // SAFETY: `count` fields, a zero-ended name, and a place for the number of the group.

@@ -7,6 +7,7 @@
 
 pub mod dcgm;
 pub mod nvml;
+mod reliance;
 pub mod ring;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

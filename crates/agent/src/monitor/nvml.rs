@@ -17,7 +17,8 @@ use nvml_wrapper::gpm::{GpmSample, gpm_metrics_get};
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
 
-use super::dcgm::Dcgm;
+use super::dcgm::{Activity, Dcgm, DcgmLink};
+use super::reliance::Reliance;
 use super::{ActivitySource, Sensor, SensorFailure};
 use crate::error::{AgentError, Result};
 
@@ -75,13 +76,14 @@ pub fn kernel_pci(bus_id: &str) -> String {
     without_function.get(skip..).unwrap_or(without_function).to_owned()
 }
 
-/// All GPUs that NVML shows.
-pub fn list(nvml: &Nvml) -> Result<Vec<GpuFacts>> {
+/// All GPUs that NVML shows, in its order; one that cannot be read does not hide the others.
+pub fn list(nvml: &Nvml) -> Result<Vec<Result<GpuFacts>>> {
     let count = nvml.device_count().map_err(nvml_error("count the GPUs"))?;
-    (0..count).map(|index| facts(nvml, index)).collect()
+    Ok((0..count).map(|index| facts(nvml, index)).collect())
 }
 
-fn facts(nvml: &Nvml, index: u32) -> Result<GpuFacts> {
+/// What the GPU with this number of NVML's is.
+pub fn facts(nvml: &Nvml, index: u32) -> Result<GpuFacts> {
     let device = nvml.device_by_index(index).map_err(nvml_error("open a GPU"))?;
     let name = device.name().map_err(nvml_error("read the name of a GPU"))?;
     let invalid = |error: muxflow_types::IdError| AgentError::Nvml {
@@ -121,7 +123,6 @@ mod nvml_wrapper_handle {
 unsafe impl Send for RawDevice {}
 
 enum ActivityReader {
-    Dcgm { dcgm: Arc<Dcgm>, device: u32 },
     Gpm(GpmReader),
     Process(ProcessReader),
     None,
@@ -131,7 +132,37 @@ enum ActivityReader {
 pub struct NvmlSensor {
     nvml: Arc<Nvml>,
     device: RawDevice,
+    uuid: String,
+    dcgm: Option<DcgmReader>,
+    /// What is read where DCGM is not there or tells nothing.
     activity: ActivityReader,
+}
+
+/// DCGM's values of this GPU, while they come.
+struct DcgmReader {
+    link: Arc<DcgmLink>,
+    dcgm: Arc<Dcgm>,
+    device: Option<u32>,
+    reliance: Reliance,
+}
+
+impl DcgmReader {
+    /// What it says now; none when it says nothing.
+    fn read(&mut self, uuid: &str, now: Micros) -> Option<Activity> {
+        if self.reliance.is_given_up() {
+            self.dcgm = self.link.renew(&self.dcgm);
+            self.device = self.dcgm.find(uuid);
+        }
+        let read = self.device.and_then(|device| self.dcgm.read(device, now, epoch_us()).ok());
+        let read = read.filter(|read| read.sm.is_some());
+        let before = self.reliance.is_given_up();
+        self.reliance.tried(now, read.is_some());
+        let after = self.reliance.is_given_up();
+        if before != after {
+            tracing::warn!(gpu = uuid, silent = after, "DCGM");
+        }
+        read
+    }
 }
 
 impl std::fmt::Debug for NvmlSensor {
@@ -142,21 +173,24 @@ impl std::fmt::Debug for NvmlSensor {
 
 impl NvmlSensor {
     /// For the GPU with this UUID; takes the best source of activity that works.
-    pub fn new(nvml: Arc<Nvml>, dcgm: Option<Arc<Dcgm>>, uuid: &str) -> Result<Self> {
+    pub fn new(nvml: Arc<Nvml>, dcgm: Option<Arc<DcgmLink>>, uuid: &str) -> Result<Self> {
         let device = nvml.device_by_uuid(uuid).map_err(nvml_error("find a GPU by its UUID"))?;
         let gpm = device.gpm_support().unwrap_or(false);
         let process = device.process_utilization_stats(None);
         let process = !matches!(process, Err(NvmlError::NotSupported));
         // SAFETY: kept beside the library that it belongs to, and used only while that is loaded.
         let raw = RawDevice(unsafe { device.handle() }.cast());
-        let found = dcgm.and_then(|dcgm| dcgm.find(uuid).map(|device| (dcgm, device)));
-        let activity = match found {
-            Some((dcgm, device)) => ActivityReader::Dcgm { dcgm, device },
-            None if gpm => ActivityReader::Gpm(GpmReader::default()),
-            None if process => ActivityReader::Process(ProcessReader::default()),
-            None => ActivityReader::None,
+        let dcgm = dcgm.and_then(|link| {
+            let dcgm = link.get();
+            let device = Some(dcgm.find(uuid)?);
+            Some(DcgmReader { link, dcgm, device, reliance: Reliance::default() })
+        });
+        let activity = match (gpm, process) {
+            (true, _) => ActivityReader::Gpm(GpmReader::default()),
+            (false, true) => ActivityReader::Process(ProcessReader::default()),
+            (false, false) => ActivityReader::None,
         };
-        Ok(NvmlSensor { nvml, device: raw, activity })
+        Ok(NvmlSensor { nvml, device: raw, uuid: uuid.to_owned(), dcgm, activity })
     }
 
     fn device(&self) -> Device<'_> {
@@ -167,14 +201,18 @@ impl NvmlSensor {
     fn activity(&mut self, now: Micros, sample: &mut GpuSample) -> Option<Micros> {
         // SAFETY: as in `device`; apart from it because `activity` is borrowed for writing.
         let device = unsafe { Device::new(self.device.0.cast(), &self.nvml) };
-        match &mut self.activity {
-            ActivityReader::Dcgm { dcgm, device } => {
-                let read = dcgm.read(*device, now, epoch_us()).ok()?;
+        if let Some(dcgm) = self.dcgm.as_mut().filter(|dcgm| dcgm.reliance.wants_try(now)) {
+            if let Some(read) = dcgm.read(&self.uuid, now) {
                 sample.sm_activity = read.sm;
                 sample.sm_occupancy = read.occupancy;
                 sample.dram_activity = read.dram;
-                read.sm.map(|_| read.at)
+                return Some(read.at);
             }
+            if !dcgm.reliance.is_given_up() {
+                return None;
+            }
+        }
+        match &mut self.activity {
             ActivityReader::Gpm(reader) => {
                 let value = reader.read(&self.nvml, &device, now)?;
                 sample.sm_activity = value.sm;
@@ -188,7 +226,7 @@ impl NvmlSensor {
                     Err(NvmlError::NotFound) => Some(Vec::new()),
                     Err(_) => None,
                 };
-                let (at, activity) = reader.take(now, read.as_deref())?;
+                let (at, activity) = reader.take(now, read.as_deref(), sample.gpu_util)?;
                 sample.sm_activity = Some(activity);
                 Some(at)
             }
@@ -232,8 +270,10 @@ impl Sensor for NvmlSensor {
     }
 
     fn source(&self) -> ActivitySource {
+        if self.dcgm.as_ref().is_some_and(|dcgm| !dcgm.reliance.is_given_up()) {
+            return ActivitySource::Dcgm;
+        }
         match self.activity {
-            ActivityReader::Dcgm { .. } => ActivitySource::Dcgm,
             ActivityReader::Gpm(_) => ActivitySource::Gpm,
             ActivityReader::Process(_) => ActivitySource::ProcessUtilisation,
             ActivityReader::None => ActivitySource::None,
@@ -259,7 +299,8 @@ impl Sensor for NvmlSensor {
 /// NVML lists a process only when it did something since it was last asked, and looks that often.
 const PROCESS_PERIOD: Micros = Micros::from_secs(1);
 
-/// The sum over processes; none that did anything for a whole period is an idle GPU.
+/// The sum over processes. None that did anything for a whole period is an idle GPU, if NVML counts no
+/// busy time either: it may not list clients of MPS.
 #[derive(Default)]
 struct ProcessReader {
     last_seen_us: u64,
@@ -269,7 +310,13 @@ struct ProcessReader {
 
 impl ProcessReader {
     /// Takes what was listed, as times and per cent; none when the call failed, which says nothing.
-    fn take(&mut self, now: Micros, read: Option<&[(u64, u32)]>) -> Option<(Micros, Percent)> {
+    /// `busy` is the part of the time in which any kernel ran.
+    fn take(
+        &mut self,
+        now: Micros,
+        read: Option<&[(u64, u32)]>,
+        busy: Option<Percent>,
+    ) -> Option<(Micros, Percent)> {
         let newest = read.and_then(|read| read.iter().map(|(at, _)| *at).max());
         match (read, newest) {
             (Some(read), Some(newest)) => {
@@ -278,7 +325,8 @@ impl ProcessReader {
                 self.value = Percent::clamped(f64::from(sum)).map(|sum| (now, sum));
             }
             (Some(_), None) if self.listed_at.is_none_or(|at| now.since(at) > PROCESS_PERIOD) => {
-                self.value = Some((now, Percent::ZERO));
+                let idle = busy == Some(Percent::ZERO);
+                self.value = idle.then_some((now, Percent::ZERO));
             }
             _ => {}
         }
@@ -359,15 +407,27 @@ mod tests {
     fn a_gpu_that_no_process_uses_is_idle_and_not_unknown() {
         let at = Micros::from_millis;
         let percent = |value| Percent::new(value).unwrap();
+        let (idle, some) = (Some(Percent::ZERO), Some(percent(1.0)));
         let mut reader = ProcessReader::default();
-        assert_eq!(reader.take(at(10), None), None, "a call that fails says nothing");
-        assert_eq!(reader.take(at(20), Some(&[])), Some((at(20), Percent::ZERO)));
+        assert_eq!(reader.take(at(10), None, idle), None, "a call that fails says nothing");
+        assert_eq!(reader.take(at(20), Some(&[]), idle), Some((at(20), Percent::ZERO)));
         let busy = [(7, 10), (9, 30), (9, 20)];
-        assert_eq!(reader.take(at(30), Some(&busy)), Some((at(30), percent(50.0))));
+        assert_eq!(reader.take(at(30), Some(&busy), some), Some((at(30), percent(50.0))));
         assert_eq!(reader.last_seen_us, 9);
         let held = Some((at(30), percent(50.0)));
-        assert_eq!(reader.take(at(900), Some(&[])), held, "not listed again yet");
-        assert_eq!(reader.take(at(5_000), None), held, "and it grows old");
-        assert_eq!(reader.take(at(5_010), Some(&[])), Some((at(5_010), Percent::ZERO)));
+        assert_eq!(reader.take(at(900), Some(&[]), some), held, "not listed again yet");
+        assert_eq!(reader.take(at(5_000), None, some), held, "and it grows old");
+        assert_eq!(reader.take(at(5_010), Some(&[]), idle), Some((at(5_010), Percent::ZERO)));
+    }
+
+    #[test]
+    fn a_gpu_that_is_busy_with_what_is_not_listed_is_unknown_and_not_idle() {
+        let at = Micros::from_millis;
+        let mut reader = ProcessReader::default();
+        let busy = Percent::new(40.0).ok();
+        assert_eq!(reader.take(at(20), Some(&[]), busy), None);
+        assert_eq!(reader.take(at(30), Some(&[]), None), None, "nobody says that it is idle");
+        assert!(reader.take(at(40), Some(&[(7, 10)]), busy).is_some());
+        assert_eq!(reader.take(at(5_000), Some(&[]), busy), None, "the old value is not of now");
     }
 }

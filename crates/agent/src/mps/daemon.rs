@@ -54,6 +54,16 @@ struct Remembered {
     daemon: ProcessKey,
     #[serde(default)]
     partitions: Option<Partitions>,
+    /// How it was started; none of an agent that did not write it down.
+    #[serde(default)]
+    started_with: Option<Settings>,
+}
+
+/// What a daemon is told when it starts and cannot be told later.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Settings {
+    multi_user: bool,
+    offline_partition: Option<f64>,
 }
 
 /// What is known of a daemon and its server.
@@ -84,9 +94,13 @@ pub struct MpsDaemon {
     group: Group,
     daemon: Option<ProcessKey>,
     child: Option<Child>,
+    /// Starts in a row that failed, or of a daemon that was gone or of no use soon after.
     failures: u32,
     not_before: Option<Instant>,
     started: u64,
+    started_at: Option<Instant>,
+    /// How the daemon that runs was started.
+    runs_with: Settings,
     partitions: Option<Partitions>,
     /// The driver was asked for partitions and has none.
     unpartitioned: bool,
@@ -96,6 +110,20 @@ pub struct MpsDaemon {
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
+/// A daemon that lived so long did not fail at its start.
+const SETTLED_AFTER: Duration = Duration::from_secs(60);
+
+/// A reset waits so long at most: the service waits with it.
+const RESET_WAITS: Duration = Duration::from_secs(4);
+
+/// The wait before a start after so many that did not last; the first of them costs none.
+fn wait_after(failures: u32) -> Duration {
+    match failures {
+        0 | 1 => Duration::ZERO,
+        n => FIRST_WAIT.saturating_mul(1 << (n - 2).min(10)).min(LONGEST_WAIT),
+    }
+}
+
 impl MpsDaemon {
     /// Takes over the daemon that an earlier agent left, if it still runs.
     pub fn adopt(spec: DaemonSpec, group: Group) -> Result<Self> {
@@ -103,12 +131,23 @@ impl MpsDaemon {
             fs::create_dir_all(&dir).map_err(file("create", &dir))?;
         }
         let remembered = launch::read::<Remembered>(&memory_file(&spec.dir))?;
-        let remembered =
-            remembered.filter(|r| r.boot_id == process::boot_id() && r.daemon.is_alive());
-        let (daemon, partitions) = match remembered {
-            Some(remembered) => (Some(remembered.daemon), remembered.partitions),
-            None => (None, None),
+        let remembered = remembered.filter(|r| r.boot_id == process::boot_id());
+        // Kept though it may be gone: its server may not be.
+        let daemon = remembered.as_ref().map(|remembered| remembered.daemon);
+        let wanted = settings(&spec);
+        let remembered = remembered.filter(|remembered| remembered.daemon.is_alive());
+        let lives = remembered.is_some();
+        let (partitions, runs_with) = match remembered {
+            Some(remembered) => (remembered.partitions, remembered.started_with.unwrap_or(wanted)),
+            None => (None, wanted),
         };
+        if runs_with != wanted {
+            tracing::warn!(
+                gpu = spec.uuid,
+                pipe_dir = %spec.pipe_dir().display(),
+                "MPS runs with other settings than the file has now: they count once nobody uses it and it is started again"
+            );
+        }
         let control = MpsControl::new(spec.program.clone(), spec.pipe_dir(), spec.limit);
         Ok(MpsDaemon {
             spec,
@@ -119,7 +158,9 @@ impl MpsDaemon {
             failures: 0,
             not_before: None,
             started: 0,
-            unpartitioned: daemon.is_some() && partitions.is_none(),
+            started_at: None,
+            unpartitioned: lives && partitions.is_none(),
+            runs_with,
             partitions,
         })
     }
@@ -139,9 +180,30 @@ impl MpsDaemon {
         &self.spec
     }
 
+    /// Whether the daemon that runs was started with other settings than it should have.
+    pub fn is_outdated(&self) -> bool {
+        self.process().is_some() && self.runs_with != settings(&self.spec)
+    }
+
+    /// Whether the server of the daemon that runs serves all users at once.
+    pub fn serves_all_users(&self) -> bool {
+        self.runs_with.multi_user
+    }
+
     /// Its process, while it lives.
     pub fn process(&self) -> Option<ProcessKey> {
         self.daemon.filter(|daemon| daemon.is_alive())
+    }
+
+    /// Whether the daemon that an earlier agent left is gone. Its clients, if there are any, are lost
+    /// or on a server that no new daemon knows.
+    pub fn died_unseen(&self) -> bool {
+        self.started == 0 && self.daemon.is_some_and(|daemon| !daemon.is_alive())
+    }
+
+    /// Whether something of it runs, its server for one, as far as the kernel tracks that.
+    pub fn has_processes(&self) -> bool {
+        self.group.tracks() && !self.group.processes().is_empty()
     }
 
     /// How often this agent started it.
@@ -159,24 +221,41 @@ impl MpsDaemon {
         if self.process().is_some() {
             return Ok(true);
         }
+        self.judge_last_start();
         if self.not_before.is_some_and(|until| Instant::now() < until) {
             return Ok(false);
         }
         match self.start() {
             Ok(()) => {
-                self.failures = 0;
+                self.started_at = Some(Instant::now());
                 Ok(true)
             }
             Err(error) => {
-                let wait = FIRST_WAIT.saturating_mul(1 << self.failures.min(10)).min(LONGEST_WAIT);
-                self.failures = self.failures.saturating_add(1);
-                self.not_before = Some(Instant::now() + wait);
+                // It had its chance: even the first failure costs a wait.
+                self.failures = self.failures.saturating_add(1).max(2);
+                self.not_before = Some(Instant::now() + wait_after(self.failures));
                 Err(error)
             }
         }
     }
 
+    /// The daemon is gone or of no use. One that did not last makes the next one wait.
+    fn judge_last_start(&mut self) {
+        let Some(started) = self.started_at.take() else { return };
+        if started.elapsed() >= SETTLED_AFTER {
+            (self.failures, self.not_before) = (0, None);
+            return;
+        }
+        self.failures = self.failures.saturating_add(1);
+        self.not_before = Some(Instant::now() + wait_after(self.failures));
+    }
+
     fn start(&mut self) -> Result<()> {
+        let wanted = settings(&self.spec);
+        if self.runs_with.offline_partition != wanted.offline_partition {
+            (self.partitions, self.unpartitioned) = (None, false);
+        }
+        self.runs_with = wanted;
         let Some(share) = self.spec.offline_partition.filter(|_| !self.unpartitioned) else {
             return self.start_as(&[]).and_then(|()| self.remember());
         };
@@ -198,8 +277,12 @@ impl MpsDaemon {
 
     fn remember(&self) -> Result<()> {
         let Some(daemon) = self.daemon else { return Ok(()) };
-        let remembered =
-            Remembered { boot_id: process::boot_id(), daemon, partitions: self.partitions.clone() };
+        let remembered = Remembered {
+            boot_id: process::boot_id(),
+            daemon,
+            partitions: self.partitions.clone(),
+            started_with: Some(self.runs_with),
+        };
         launch::write(&memory_file(&self.spec.dir), &remembered)
     }
 
@@ -286,19 +369,26 @@ impl MpsDaemon {
         asked.unwrap_or_else(|error| MpsState::Silent(error.to_string()))
     }
 
-    /// Ends daemon and server and everything in their group, politely first.
+    /// Ends daemon and server and everything in their group, politely first. A daemon that is asked
+    /// to quit waits for its clients, so this is for one that has none.
     pub fn stop(&mut self) {
-        if self.process().is_some()
-            && let Err(error) = self.control.quit()
-        {
-            tracing::warn!(gpu = self.spec.uuid, error = %error, "MPS does not quit; killing it");
+        if self.process().is_some() {
+            match self.control.quit() {
+                Ok(()) => self.await_end(),
+                Err(error) => {
+                    tracing::warn!(gpu = self.spec.uuid, %error, "MPS does not quit; killing it");
+                }
+            }
         }
+        self.kill();
+    }
+
+    fn await_end(&mut self) {
         let deadline = Instant::now() + self.spec.limit;
         while self.process().is_some() && Instant::now() < deadline {
             self.reap();
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.kill();
     }
 
     fn reap(&mut self) {
@@ -320,12 +410,40 @@ impl MpsDaemon {
         drop(fs::remove_file(memory_file(&self.spec.dir)));
     }
 
-    /// Ends it and starts it anew at once, whatever it was waiting for.
-    pub fn reset(&mut self) -> Result<()> {
+    /// Ends it politely and starts it anew, with the settings of now.
+    pub fn renew(&mut self) -> Result<()> {
         self.stop();
-        self.not_before = None;
+        self.start_anew()
+    }
+
+    /// Ends it at once and starts it anew: contexts are lost, and asked to quit it would wait for
+    /// clients that hold on to theirs.
+    pub fn reset(&mut self) -> Result<()> {
+        self.kill();
+        self.start_anew()
+    }
+
+    /// One that did not last makes the next one wait, here for a few seconds at most; where that is
+    /// not enough, it does not run when this is over.
+    fn start_anew(&mut self) -> Result<()> {
+        self.judge_last_start();
+        if let Some(until) = self.not_before {
+            let wait = until.saturating_duration_since(Instant::now());
+            std::thread::sleep(wait.min(RESET_WAITS));
+        }
         self.ensure().map(drop)
     }
+}
+
+fn settings(spec: &DaemonSpec) -> Settings {
+    Settings { multi_user: spec.multi_user, offline_partition: spec.offline_partition }
+}
+
+/// Where clients find the daemon that is remembered in this directory, while it lives.
+pub(crate) fn living(dir: &Path) -> Option<PathBuf> {
+    let remembered = launch::read::<Remembered>(&memory_file(dir)).ok().flatten()?;
+    let lives = remembered.boot_id == process::boot_id() && remembered.daemon.is_alive();
+    lives.then(|| dir.join("pipe"))
 }
 
 fn memory_file(dir: &Path) -> PathBuf {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use muxflow_agent::agent::Agent;
+use muxflow_agent::agent::{Agent, NamedGpu};
 use muxflow_agent::config::AgentConfig;
 use muxflow_agent::gpu::{Event, Order};
 use muxflow_agent::queue::{JobQueue, Left};
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         tracing::info!(%address, "metrics");
     }
     start_services(&agent, &config)?;
-    let mut queue = JobQueue::new(config.offline.clone(), config.laws.retry);
+    let mut queue = queue_of(&agent, &config);
     loop {
         use std::os::fd::AsFd;
         if sys::take_signal(signals.as_fd()).is_some() {
@@ -92,15 +92,41 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         }
     }
     agent.shutdown();
-    Ok(ExitCode::SUCCESS)
+    Ok(if queue.given_up() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The jobs of the file that are still to be done: those that an earlier agent brought to their end
+/// are not begun again, and those that are on their way out not before they are gone.
+fn queue_of(agent: &Agent, config: &AgentConfig) -> JobQueue {
+    let mut queue = JobQueue::new(config.offline.clone(), config.laws.retry);
+    let handle = agent.handle();
+    let done = queue.leave_out(|spec| {
+        let exit = handle.last_exit(spec.job.as_str()).ok().flatten();
+        exit.is_some_and(|exit| exit.is_finished() && exit.fingerprint == spec.fingerprint())
+    });
+    for job in done {
+        tracing::info!(job = %job, "finished before; give it another name to run it again");
+    }
+    for (job, _) in handle.found() {
+        queue.hold(job);
+    }
+    while let Some((_, event)) = agent.next_event(Duration::ZERO) {
+        take_note(&mut queue, event);
+    }
+    queue
 }
 
 fn start_services(agent: &Agent, config: &AgentConfig) -> anyhow::Result<()> {
     for (gpu, spec) in &config.online {
-        let uuid = agent.find_gpu(gpu).with_context(|| {
-            let all = agent.gpus().join(", ");
-            format!("service {}: there is no GPU `{gpu}` here; there are {all}", spec.service)
-        })?;
+        let named = agent.named_gpu(gpu).with_context(|| format!("service {}", spec.service))?;
+        let uuid = match named {
+            NamedGpu::Usable(uuid) => uuid,
+            NamedGpu::Unusable(why) => {
+                // The others go on.
+                tracing::error!(service = %spec.service, gpu, why, "a configured service goes without its GPU; restart the agent when it is back");
+                continue;
+            }
+        };
         // Another service may have been found there: that one stays, and the rest goes on.
         if let Err(error) = agent.order(uuid, Order::StartOnline(Box::new(spec.clone()))) {
             tracing::error!(service = %spec.service, error = %error, "a configured service was not started");
@@ -112,14 +138,22 @@ fn start_services(agent: &Agent, config: &AgentConfig) -> anyhow::Result<()> {
 fn take_note(queue: &mut JobQueue, event: Event) {
     let now = monitor::now();
     match event {
-        Event::JobEnded { job, exit, reason, requeue, .. } => {
-            let how = match (requeue, reason.is_some()) {
+        Event::JobEnded { job, exit, reason, requeue, blamed, .. } => {
+            let how = match (requeue, reason.is_some() && !blamed) {
                 (false, _) => Left::Finished,
                 (true, true) => Left::Evicted,
+                // One that broke something waits like one that failed.
                 (true, false) => Left::Failed,
             };
             tracing::info!(job = %job, code = exit.code, signal = exit.signal, ?how, "job left");
             queue.left(&job, how, now);
+        }
+        Event::JobBlamed { job, fault, .. } => {
+            tracing::warn!(job = %job, %fault, "job left, and is to blame for an error");
+        }
+        Event::JobRefused { job, unstartable: true, reason, .. } => {
+            tracing::error!(job = %job, reason, "job given up");
+            queue.left(&job, Left::GivenUp, now);
         }
         Event::JobRefused { job, .. } => queue.left(&job, Left::Failed, now),
         _ => {}

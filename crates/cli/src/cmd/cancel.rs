@@ -12,7 +12,7 @@ use super::connect::{ConnectArgs, path_of};
 pub(crate) struct CancelArgs {
     #[command(flatten)]
     connect: ConnectArgs,
-    /// The jobs.
+    /// The jobs: `job-1`, or just `1`.
     #[arg(required = true)]
     jobs: Vec<String>,
 }

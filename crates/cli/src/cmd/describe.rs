@@ -16,7 +16,7 @@ pub(crate) struct DescribeArgs {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// The job.
+    /// The job: `job-1`, or just `1`.
     job: String,
 }
 
@@ -37,6 +37,14 @@ fn speed(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"))
 }
 
+/// How far a deadline is, in either direction.
+fn distance(deadline_us: u64, now_us: u64) -> String {
+    match deadline_us.checked_sub(now_us) {
+        Some(left) => format!("in {}", span(left)),
+        None => format!("passed {} ago", span(now_us - deadline_us)),
+    }
+}
+
 fn text(detail: &JobDetail) -> String {
     let job = &detail.job;
     let mut lines = vec![
@@ -49,7 +57,8 @@ fn text(detail: &JobDetail) -> String {
     ];
     match (job.state, &job.gpu) {
         (JobState::Submitted | JobState::Queued, _) => {
-            lines.push(format!("  waits for  {}", job.reason));
+            let why = job.reason.strip_prefix("waits ").unwrap_or(&job.reason);
+            lines.push(format!("  waits      {why}"));
         }
         (_, Some(gpu)) => {
             lines.push(format!("  on GPU     {gpu}, start {}", job.run));
@@ -67,11 +76,10 @@ fn text(detail: &JobDetail) -> String {
     }
     lines.push(format!("  waited     {} in all", span(job.waited_us)));
     if job.failures > 0 {
-        lines.push(format!("  failures   {} of {} retries", job.failures, job.submit.retries));
+        lines.push(format!("  failures   {}, with {} retries", job.failures, job.submit.retries));
     }
-    if let Some(deadline) = job.deadline_us {
-        let left = deadline.saturating_sub(muxflow_manager::clock::now().0);
-        lines.push(format!("  deadline   in {}", span(left)));
+    if let Some(deadline) = job.deadline_us.filter(|_| !job.state.is_final()) {
+        lines.push(format!("  deadline   {}", distance(deadline, muxflow_manager::clock::now().0)));
     }
     let mut out = lines.join("\n");
     out.push('\n');
@@ -114,4 +122,16 @@ fn text(detail: &JobDetail) -> String {
         out.push_str(&table.render());
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_is_ahead_or_has_passed() {
+        assert_eq!(distance(400_000_000, 100_000_000), "in 5 min");
+        assert_eq!(distance(100_000_000, 400_000_000), "passed 5 min ago");
+        assert_eq!(distance(7, 7), "in 0 s");
+    }
 }

@@ -19,16 +19,18 @@ pub(crate) struct DoctorArgs {
 #[expect(clippy::print_stdout, reason = "the report is what was asked for")]
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let config = read_config(args.config.as_ref())?;
-    let findings = doctor::examine(&config, &child_program()?);
+    let child = child_program()?;
     crate::end_with_the_reader();
-    for finding in &findings {
+    let (mut bad, mut weak, mut all) = (0, 0, 0);
+    doctor::examine(&config, &child, |finding| {
         println!("{:<5} {}: {}", finding.grade.as_str(), finding.subject, finding.seen);
         if let Some(remedy) = &finding.remedy {
             println!("      -> {remedy}");
         }
-    }
-    let bad = findings.iter().filter(|finding| finding.grade == Grade::Bad).count();
-    let weak = findings.iter().filter(|finding| finding.grade == Grade::Weak).count();
-    println!("{bad} bad, {weak} weak, {} in all", findings.len());
+        all += 1;
+        bad += u32::from(finding.grade == Grade::Bad);
+        weak += u32::from(finding.grade == Grade::Weak);
+    });
+    println!("{bad} bad, {weak} weak, {all} in all");
     Ok(if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

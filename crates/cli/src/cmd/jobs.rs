@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use muxflow_api::jobs::JobList;
 
-use super::connect::{ConnectArgs, ago};
+use super::connect::{ConnectArgs, ago, escaped, job_id};
 use crate::table::Table;
 
 /// List jobs, newest first.
@@ -16,6 +16,9 @@ pub(crate) struct JobsArgs {
     /// States, with commas between; `open` is all that have not ended.
     #[arg(long, value_name = "STATE,…")]
     state: Option<String>,
+    /// Only those of this array.
+    #[arg(long, value_name = "JOB")]
+    array: Option<String>,
     /// Only mine.
     #[arg(long)]
     mine: bool,
@@ -36,7 +39,10 @@ pub(crate) fn run(args: &JobsArgs) -> anyhow::Result<ExitCode> {
     while jobs.len() < args.limit {
         let mut path = format!("/v1/jobs?limit={}", (args.limit - jobs.len()).min(500));
         if let Some(state) = &args.state {
-            path.push_str(&format!("&state={state}"));
+            path.push_str(&format!("&state={}", escaped(state)));
+        }
+        if let Some(array) = &args.array {
+            path.push_str(&format!("&array={}", escaped(&job_id(array))));
         }
         if args.mine {
             path.push_str("&user=me");
@@ -74,8 +80,55 @@ pub(crate) fn run(args: &JobsArgs) -> anyhow::Result<ExitCode> {
         ]);
     }
     print!("{}", table.render());
+    if jobs.is_empty() {
+        say(nothing(args));
+    }
     if before.is_some() {
         println!("… and more; -n shows more of them");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[expect(clippy::print_stderr, reason = "a word to the reader, beside the table")]
+fn say(word: &str) {
+    eprintln!("{word}");
+}
+
+/// Why no job is listed, and what to do next.
+fn nothing(args: &JobsArgs) -> &'static str {
+    if args.limit == 0 {
+        "-n 0 lists none; `muxflow jobs` lists the newest"
+    } else if args.state.is_some() || args.array.is_some() || args.mine {
+        "no job is like that; `muxflow jobs` lists the newest of all"
+    } else {
+        "no jobs yet; submit one with `muxflow submit -- COMMAND`"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: JobsArgs,
+    }
+
+    #[test]
+    fn who_sees_no_job_is_told_why() {
+        let told = |line: &[&str]| {
+            let line = Line::try_parse_from([&["jobs"], line].concat()).unwrap();
+            nothing(&line.args)
+        };
+        assert!(told(&[]).starts_with("no jobs yet"));
+        for none in [&["-n", "0"][..], &["--limit", "0", "--mine"]] {
+            assert!(told(none).starts_with("-n 0"), "{none:?}: there may be many");
+        }
+        // As the dashboard names it.
+        for filter in [&["--state", "open", "-n", "10000"][..], &["--array", "1"], &["--mine"]] {
+            assert!(told(filter).starts_with("no job is like that"), "{filter:?}");
+        }
+    }
 }

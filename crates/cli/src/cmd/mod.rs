@@ -9,12 +9,15 @@ mod describe;
 mod doctor;
 mod emulate;
 mod evaluate;
+mod export;
 mod gpus;
 mod jobs;
 mod logs;
 mod manual;
 mod matching;
+mod node;
 mod paper;
+pub(crate) mod patience;
 mod pause;
 mod plan;
 mod predict;
@@ -49,8 +52,12 @@ pub(crate) enum Command {
     AgentChild(agent::ChildArgs),
     Demo(demo::DemoArgs),
     Doctor(doctor::DoctorArgs),
+    /// Tell the agent of this node what only a person knows.
+    #[command(subcommand)]
+    Node(node::NodeCommand),
     Plan(plan::PlanArgs),
     Evaluate(evaluate::EvaluateArgs),
+    Export(export::ExportArgs),
     Predict(predict::PredictArgs),
     Train(train::TrainArgs),
     Run(run::RunArgs),
@@ -103,8 +110,10 @@ impl Command {
             Command::AgentChild(args) => Ok(agent::run_child(args)),
             Command::Demo(args) => demo::run(&args),
             Command::Doctor(args) => doctor::run(&args),
+            Command::Node(command) => command.run(),
             Command::Plan(args) => plan::run(args),
             Command::Evaluate(args) => evaluate::run(&args),
+            Command::Export(args) => export::run(&args),
             Command::Predict(args) => predict::run(&args),
             Command::Train(args) => train::run(&args),
             Command::Run(args) => run::run(args),

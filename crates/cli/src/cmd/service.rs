@@ -81,6 +81,13 @@ fn row(view: &ServiceView) -> [String; 7] {
     ]
 }
 
+#[expect(clippy::print_stderr, reason = "a word to the reader, beside the table")]
+fn nothing() {
+    eprintln!(
+        "no services yet; `muxflow service example > web.json`, edit it, `muxflow service declare web.json`"
+    );
+}
+
 #[expect(clippy::print_stdout, reason = "the answer of the command")]
 pub(crate) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     let path = |name: &str| format!("/v1/services/{name}");
@@ -100,6 +107,9 @@ pub(crate) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
             let mut table = Table::new(&heads);
             list.items.iter().for_each(|view| table.row(row(view)));
             print!("{}", table.render());
+            if list.items.is_empty() {
+                nothing();
+            }
             for view in &list.items {
                 if let Some(why) = &view.waiting_for {
                     println!("{}: {why}", view.declared.name);

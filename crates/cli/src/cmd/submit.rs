@@ -157,8 +157,8 @@ pub(crate) fn run(args: SubmitArgs) -> anyhow::Result<ExitCode> {
     let made: Submitted = args.connect.client()?.post("/v1/jobs", &job)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&made)?);
-    } else if made.jobs.len() == 1 {
-        println!("{}", made.id);
+    } else if let [one] = made.jobs.as_slice() {
+        println!("{one}");
     } else {
         println!("{} ({} jobs)", made.id, made.jobs.len());
     }

@@ -46,7 +46,13 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
         tracing::info!(socket = %server.socket().display(), "the manager listens");
         if let Some(address) = server.address() {
             tracing::info!(%address, "and on TCP, with a token");
-            tracing::info!("the dashboard is at http://{address}/");
+            tracing::info!(
+                "the dashboard is at http://{address}/dashboard#token=TOKEN, with a token of the configuration"
+            );
+        } else {
+            tracing::info!(
+                "no dashboard: set `listen` and a [[token]] in the configuration for one"
+            );
         }
     }
     if sys::own_uid() != 0 {

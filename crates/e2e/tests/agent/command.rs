@@ -87,6 +87,95 @@ fn inner_agent() {
 }
 
 #[test]
+fn jobs_that_are_done_are_not_begun_again_and_those_that_break_something_wait() {
+    with_program("command::inner_jobs");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by jobs_that_are_done_are_not_begun_again_and_those_that_break_something_wait"]
+fn inner_jobs() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path();
+    let (runs, go) = (base.join("runs"), base.join("go"));
+    let job = |name: &str, script: &str| {
+        format!("[[offline]]\njob = '{name}'\nargv = ['sh', '-c', '{script}']\n")
+    };
+    let first = job("one", &format!("echo one >> {}", runs.display()));
+    let wait = format!("while [ ! -e {} ]; do sleep 0.1; done", go.display());
+    let second = job("two", &format!("{wait}; echo two >> {}", runs.display()));
+    let (file, ..) = World::settings(base, &format!("{first}{second}"));
+    let log = base.join("agent.log");
+    let start = || {
+        let log = File::options().create(true).append(true).open(&log).unwrap();
+        let mut agent = muxflow();
+        agent.args(["agent", "--until-done", "--config"]).arg(&file).stderr(log).spawn().unwrap()
+    };
+    let said = |words: &str| fs::read_to_string(&log).unwrap_or_default().contains(words);
+    let until = |what: &str, holds: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + LONG;
+        while !holds() {
+            let log = fs::read_to_string(&log).unwrap_or_default();
+            assert!(Instant::now() < deadline, "never: {what}: {log}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let mut agent = start();
+    until("the second job runs", &|| said("job runs gpu") && said("job=\"two\""));
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    fs::write(&go, "").unwrap();
+    let mut agent = start();
+    until("the first job is left out", &|| said("finished before"));
+    let deadline = Instant::now() + LONG;
+    let ended = loop {
+        if let Some(status) = agent.try_wait().unwrap() {
+            break Some(status);
+        }
+        if Instant::now() > deadline {
+            agent.kill().unwrap();
+            agent.wait().unwrap();
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(ended.is_some_and(|status| status.success()), "{ended:?}: {text}");
+    assert_eq!(fs::read_to_string(&runs).unwrap(), "one\ntwo\n", "{text}");
+
+    // A program that is not there is given up, and one that breaks the GPU waits.
+    let worker = variable("MUXFLOW_TEST_WORKER").display().to_string();
+    fs::write(base.join("pause"), "0").unwrap();
+    let breaks = format!(
+        "[[offline]]\njob = 'none'\nargv = ['/no/such/program']\n\
+         [[offline]]\njob = 'bad'\nargv = ['{worker}', '500', '8', '{}/pause', '-', 'stubborn']\n",
+        base.display()
+    );
+    World::settings(base, &breaks);
+    fs::write(&log, "").unwrap();
+    let mut agent = start();
+    until("the missing program is given up", &|| said("job given up"));
+    let pid = || {
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        let line = text.lines().find(|line| line.contains("job runs") && line.contains("bad"))?;
+        field(line, "pid").map(str::to_owned)
+    };
+    until("the other runs", &|| pid().is_some());
+    // As soon as it has a context.
+    until("it breaks the GPU", &|| {
+        let words = ["--pid", &pid().unwrap(), "xid", "31"];
+        let broken = Command::new(variable("MUXFLOW_TEST_FAULT")).args(words).output().unwrap();
+        broken.status.success()
+    });
+    until("it has left", &|| said("job left"));
+    let text = fs::read_to_string(&log).unwrap();
+    let line = text.lines().find(|line| line.contains("job left")).unwrap();
+    assert!(line.contains("Failed"), "{line}");
+    muxflow_agent::sys::kill(agent.id(), libc::SIGTERM).unwrap();
+    assert!(!agent.wait().unwrap().success(), "a job was given up");
+    World::start_in(base, "").end();
+}
+
+#[test]
 fn the_doctor_says_what_is_wrong_and_how_to_mend_it() {
     with_program("command::inner_doctor");
 }

@@ -8,7 +8,7 @@ use muxflow_policy::node::fault::Fault;
 use muxflow_policy::node::xid::RecoveryAction;
 use muxflow_types::HealthState;
 
-use crate::world::{World, inside, now_us};
+use crate::world::{LONG, World, inside, now_us};
 
 /// What breaks: words for the fault injector, or the kill of the job with a kernel in flight.
 #[derive(Debug, Clone, Copy)]
@@ -98,8 +98,23 @@ const FAULTS: &[(&str, Breaks, Claim)] = &[
     ),
 ];
 
+/// Those that cost the service its context, which the test command runs.
+const WORST: [&str; 5] = [
+    "XID 13",
+    "XID 94",
+    "XID 95",
+    "MPS server crashes",
+    "job killed (SIGKILL) with a kernel in flight",
+];
+
+/// For how long all must be as claimed before a fault is watched no longer.
+const CALM_FOR: Duration = Duration::from_millis(1_500);
+
 /// At the end of the time that a fault is watched, the service must be back.
 const BACK_FOR: Duration = Duration::from_secs(5);
+
+/// A hang is found within the time that a fault is watched.
+const SHORT_PROBES: &str = "[mps]\nprobe_every_s = 2\nprobe_within_ms = 1500\n";
 
 /// How long each fault is watched: long enough for what is decided after ten seconds of silence.
 const WATCHED: Duration = Duration::from_secs(14);
@@ -110,8 +125,39 @@ fn the_table_of_faults() {
     inside("faults::inner_table");
 }
 
-fn broken(name: &str, breaks: Breaks, claim: Claim) {
-    let world = World::start("[mps]\nprobe_every_s = 2\nprobe_within_ms = 1500\n");
+#[test]
+fn the_worst_faults_end_as_claimed() {
+    inside("faults::inner_worst");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by the_worst_faults_end_as_claimed"]
+fn inner_worst() {
+    let worst = FAULTS.iter().filter(|(name, ..)| WORST.contains(name));
+    assert_eq!(worst.clone().count(), WORST.len());
+    for (name, breaks, claim) in worst {
+        // Nothing hangs here, and on a busy machine a short probe would be taken for a hang.
+        broken("", name, *breaks, *claim, LONG, CALM_FOR);
+    }
+}
+
+/// All is as it will be: the job has left, the GPU is in its last state and the service serves.
+fn is_calm(world: &World, claim: Claim) -> bool {
+    let status = world.agent().status(&world.gpu).unwrap();
+    let serves = world.served_since(now_us().saturating_sub(500_000)).count() > 0;
+    status.health == claim.gpu && status.offline.is_none() && serves
+}
+
+/// Breaks it and watches it for so long, or until it was calm for so long.
+fn broken(
+    settings: &str,
+    name: &str,
+    breaks: Breaks,
+    claim: Claim,
+    watched: Duration,
+    calm_for: Duration,
+) {
+    let world = World::start(settings);
     world.start_service();
     match breaks {
         Breaks::Device(_) => world.start_worker_job(),
@@ -133,8 +179,12 @@ fn broken(name: &str, breaks: Breaks, claim: Claim) {
         Breaks::KillJob => sys::kill(world.job_pid(), libc::SIGKILL).unwrap(),
     }
     let (mut job, mut left) = ("goes on".to_owned(), None);
-    let until = Instant::now() + WATCHED;
-    while Instant::now() < until {
+    let until = Instant::now() + watched;
+    let mut restless = Instant::now();
+    while Instant::now() < until && restless.elapsed() < calm_for {
+        if left.is_none() || !is_calm(&world, claim) {
+            restless = Instant::now();
+        }
         if let Some((_, Event::JobEnded { reason, requeue, .. })) =
             world.agent().next_event(Duration::from_millis(50))
         {
@@ -193,7 +243,7 @@ fn inner_table() {
     // One row again, by a part of its name.
     let only = std::env::var("MUXFLOW_TEST_ONLY").unwrap_or_default();
     for (name, breaks, claim) in FAULTS.iter().filter(|(name, ..)| name.contains(&only)) {
-        broken(name, *breaks, *claim);
+        broken(SHORT_PROBES, name, *breaks, *claim, WATCHED, WATCHED);
     }
 }
 
@@ -211,6 +261,9 @@ fn inner_return() {
     let from = now_us();
     let mps = world.agent().status(&world.gpu).unwrap().mps_starts;
     world.fault(&["xid", "154"]);
+    // The job has all of its time: its end is told after the answer.
+    let alert = world.event("a person is told", |event| matches!(event, Event::Alert(_)));
+    assert!(matches!(&alert, Event::Alert(text) if text.contains("disabled")), "{alert:?}");
     let ended = world.event("the job is stopped", |e| matches!(e, Event::JobEnded { .. }));
     let Event::JobEnded { reason, requeue, .. } = ended else { unreachable!() };
     let asked = Fault::Recovery(RecoveryAction::GpuReset);
@@ -220,8 +273,6 @@ fn inner_return() {
         "the log line says what the driver asks for"
     );
     assert!(requeue, "the job is not to blame");
-    let alert = world.event("a person is told", |event| matches!(event, Event::Alert(_)));
-    assert!(matches!(&alert, Event::Alert(text) if text.contains("disabled")), "{alert:?}");
     world.wait("disabled", |status| status.health == HealthState::Disabled && !status.placeable);
     world.serve(20);
     let served = world.served_since(from);
@@ -252,13 +303,13 @@ fn inner_nvml_fails() {
     let world = World::start("");
     world.start_service();
     world.start_worker_job();
-    let from = now_us();
+    let (from, began) = (now_us(), Instant::now());
     world.fault(&["nvml-error", "999"]);
     world.wait("the gate is shut", |status| status.budget == 0.0);
     let failures = || world.agent().shared(&world.gpu).unwrap().monitor.published().failures;
     assert!(failures() > 0, "they are counted");
     world.fault(&["nvml-error", "0"]);
-    world.wait("it opens again", |status| status.budget > 0.0 || status.offline.is_none());
+    world.opens_again(began);
     let served = world.served_since(from);
     assert_eq!((served.errors, world.restarts()), (0, 0), "the service noticed nothing");
     world.end();
@@ -286,7 +337,8 @@ fn inner_culprit() {
             });
             world.fault(&["--pid", &world.job_pid().to_string(), "xid", "31"]);
             let ended = world.event("it is stopped", |e| matches!(e, Event::JobEnded { .. }));
-            let Event::JobEnded { reason, fail_prone, .. } = ended else { unreachable!() };
+            let Event::JobEnded { reason, fail_prone, blamed, .. } = ended else { unreachable!() };
+            assert!(blamed, "the line that names it was there when its end was told");
             // MPS shows the same error, and may be the first to do so.
             let faults = [Fault::Xid(31), Fault::MpsFault].map(|f| Some(StopReason::Fault(f)));
             assert!(faults.contains(&reason), "{reason:?}");
@@ -295,7 +347,5 @@ fn inner_culprit() {
         }
         world.end();
     }
-    // The line that names the culprit may be read after the job was stopped; then its next end
-    // tells.
-    assert_eq!((told[..2].to_vec(), told[3]), (vec![false, false], true), "{told:?}");
+    assert_eq!(told, [false, false, true, true]);
 }

@@ -92,7 +92,7 @@ fn a_server_that_makes_room_for_another_user_has_not_crashed() {
 #[ignore = "run inside an emulated node by a_server_that_makes_room_for_another_user_has_not_crashed"]
 fn inner_another_user() {
     // Root probes first, and again and again while the job of somebody else is there alone.
-    let world = World::start("[mps]\nprobe_every_s = 1\nprobe_within_ms = 2500\n");
+    let world = World::start("[mps]\nprobe_every_s = 1\nprobe_within_ms = 30000\n");
     fs::set_permissions(world.base(), fs::Permissions::from_mode(0o777)).unwrap();
     let shared = world.agent().shared(&world.gpu).unwrap();
     world.until("the agent has probed", || shared.sms.load(Ordering::Relaxed) > 0);
@@ -137,8 +137,8 @@ fn inner_split() {
     // Until enough looks have been compared, everything counts as the service's.
     world.until("they are told apart", || {
         let (activity, points) = reported();
-        // Before that, the error is as large as the whole.
-        points > 0.0 && (points - activity.value()).abs() > 0.01
+        // Before that, all of it is the service's.
+        points > 0.0 && activity.value() + 5.0 < total()
     });
     let (from, began) = (now_us(), Instant::now());
     let (mut online, mut error, mut all, mut count) = (0.0, 0.0, 0.0, 0.0);
@@ -164,6 +164,8 @@ fn inner_split() {
     assert!(error > 0.0, "an error is told");
     assert!(online < all, "the job's part is taken off");
     assert!((online - truth).abs() <= error + 2.0, "the truth is within the error");
+    // However wide the error is told: that is nearer than taking everything for the service's.
+    assert!((online - truth).abs() < all - truth, "{online:.1} % told of {truth:.1} %");
     world.end();
 }
 

@@ -1,5 +1,7 @@
 //! Room for the service: no job keeps it from starting, and none comes while it is away.
 
+use std::time::Instant;
+
 use muxflow_agent::gpu::{Event, Order, StopReason};
 use muxflow_types::{Bytes, ServiceId};
 
@@ -17,6 +19,11 @@ fn inner_start() {
     // A service that is not there holds no memory, and will want it when it comes.
     let away = World::service_spec(vec!["/no/such/program".into()]);
     world.wait("the GPU takes jobs", |status| status.placeable && status.share.is_some());
+    // An order that waited too long is for a run that was given up.
+    let mut late = World::spec(world.argv("job", 500, "8", 0));
+    late.not_after = Some(Instant::now());
+    let reason = world.refused(late);
+    assert!(reason.contains("came too late"), "{reason}");
     world.agent().order(&world.gpu, Order::StartOnline(Box::new(away))).unwrap();
     world.wait("it takes none now", |status| status.unsettled && !status.placeable);
     let reason = world.refused(World::spec(world.argv("job", 500, "8", 0)));

@@ -11,53 +11,12 @@ use muxflow_agent::cgroup::{Cgroups, Limits};
 use muxflow_agent::config::AgentConfig;
 use muxflow_agent::gpu::{Event, GpuStatus, OfflineSpec, OnlineSpec, Order};
 use muxflow_agent::stop::StopLimits;
-use muxflow_e2e::build::{client, must, products, xcuda};
-use muxflow_e2e::default_signals;
+use muxflow_e2e::build::must;
 use muxflow_types::{JobId, ServiceId};
 
+pub(crate) use crate::inside::{Inside, inside, inside_with};
+
 pub(crate) const LONG: Duration = Duration::from_secs(40);
-
-/// Where the emulated GPU was built to.
-fn emulated() -> PathBuf {
-    if let Some(built) = std::env::var_os("MUXFLOW_EMULATED_BUILT") {
-        return built.into();
-    }
-    products().to_owned()
-}
-
-fn child_program() -> PathBuf {
-    products().join("muxflow-agent-child")
-}
-
-/// Runs the ignored test `name` inside an emulated node with one T4.
-pub(crate) fn inside(name: &str) {
-    inside_with("t4", name);
-}
-
-/// Runs the ignored test `name` inside an emulated node with these GPUs.
-pub(crate) fn inside_with(gpus: &str, name: &str) {
-    let (built, child) = (emulated(), child_program());
-    let interposer = xcuda();
-    let worker = client("worker", &[]);
-    let mut command = Command::new(built.join("muxflow-emulated-node"));
-    command
-        .args(["--gpus", gpus, "--"])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--ignored", "--nocapture"])
-        .env("MUXFLOW_TEST_BUILT", &built)
-        .env("MUXFLOW_TEST_FAULT", built.join("muxflow-emulated-fault"))
-        .env("MUXFLOW_TEST_CHILD", child)
-        .env("MUXFLOW_TEST_XCUDA", interposer)
-        .env("MUXFLOW_TEST_WORKER", worker);
-    let output = default_signals(&mut command).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}\n{text}\n{errors}", output.status);
-    assert!(text.contains("1 passed"), "nothing ran inside: {text}");
-    for line in text.lines().filter(|line| line.starts_with("MEASURED")) {
-        println!("{line}");
-    }
-}
 
 /// How often a test that can be made long repeats itself.
 pub(crate) fn rounds(otherwise: u32) -> u32 {
@@ -250,6 +209,7 @@ impl World {
             share: None,
             quota: None,
             stop: StopLimits { checkpoint_ms: 500, ..StopLimits::default() },
+            not_after: None,
         }
     }
 
@@ -270,6 +230,15 @@ impl World {
         self.start_job(self.argv("job", 500, "8", 0));
         self.wait("the job launches", |status| {
             status.offline.as_ref().is_some_and(|(_, counts)| counts.launches > 100)
+        });
+    }
+
+    /// The gate opens for the job again, which is still there: sensors were silent for less than the
+    /// ten seconds after which it is evicted, unless this machine was held up.
+    pub(crate) fn opens_again(&self, silent_since: Instant) {
+        let brief = silent_since.elapsed() < Duration::from_secs(8);
+        self.wait("it opens again", |status| {
+            status.budget > 0.0 || (!brief && status.offline.is_none())
         });
     }
 
@@ -356,7 +325,7 @@ impl World {
         let daemons = fs::read_dir(self.run.join("mps")).into_iter().flatten().flatten();
         for daemon in daemons {
             let quit = Command::new("sh")
-                .args(["-c", "echo quit | nvidia-cuda-mps-control"])
+                .args(["-c", "echo quit -t 5 | nvidia-cuda-mps-control"])
                 .env("CUDA_MPS_PIPE_DIRECTORY", daemon.path().join("pipe"))
                 .status();
             drop(quit);

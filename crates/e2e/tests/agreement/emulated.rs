@@ -6,7 +6,6 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Barrier, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -138,18 +137,11 @@ impl Place<'_> {
         // A busy machine may hold the loop up.
         let settings =
             Settings { slow_after_ms: 10_000, stop_after_ms: 30_000, ..Settings::default() };
-        let job = ActiveJob {
-            job: JobId::new("job").unwrap(),
-            block: ControlBlock::create(&self.home, &settings, 8 << 30, None).unwrap(),
-            share: SmShare::from_percent(
-                Percent::clamped(plan().share_pct.into()).unwrap(),
-                SmCount(40),
-            )
-            .unwrap(),
-            stop: muxflow_agent::stop::StopLimits::default(),
-            stopping: AtomicBool::new(false),
-            evict_asked: AtomicBool::new(false),
-        };
+        let block = ControlBlock::create(&self.home, &settings, 8 << 30, None).unwrap();
+        let percent = Percent::clamped(plan().share_pct.into()).unwrap();
+        let share = SmShare::from_percent(percent, SmCount(40)).unwrap();
+        let stop = muxflow_agent::stop::StopLimits::default();
+        let job = ActiveJob::new(JobId::new("job").unwrap(), block, share, stop);
         job.block.beat();
         // 340 ms in kernels of 1 ms, 12 ms apart: the workload of this name.
         let kernel = "train_muxflow_us1000_f40_o40_i82_b45";

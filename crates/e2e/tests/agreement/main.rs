@@ -17,7 +17,7 @@ use simulated::Arrivals;
 /// How far the two may be apart.
 const TOLERANCE: f64 = 0.05;
 const RUNS: usize = 5;
-const FIGURES: usize = 7;
+const FIGURES: usize = 10;
 
 /// A scenario, in device seconds.
 #[derive(Debug)]
@@ -110,13 +110,6 @@ impl Run {
             ("latency in the burst, ms", self.alone.latency_ms),
             ("utilisation in the burst", self.alone.utilisation),
             ("SM activity in the burst", self.alone.sm_activity),
-        ]
-    }
-
-    /// Shown and not judged: how much the job gets done in the burst hangs on the part of a second in
-    /// which it is evicted, and the simulator's steps are whole seconds.
-    fn over_all(&self) -> [(&'static str, f64); 3] {
-        [
             ("iterations of the job over all, 1/s", self.whole.offline_per_s),
             ("utilisation over all", self.whole.utilisation),
             ("SM activity over all", self.whole.sm_activity),
@@ -133,14 +126,18 @@ fn apart(said: &Run, seen: [(&'static str, f64); FIGURES]) -> Vec<String> {
     far.collect()
 }
 
-/// Medians of figures of all runs.
-fn medians<const N: usize>(
-    runs: &[Run],
-    of: fn(&Run) -> [(&'static str, f64); N],
-) -> [(&'static str, f64); N] {
-    let mut medians = of(&runs[0]);
+/// What a gate moves, as multiples of what it lets through: iterations of the job and SM activity. By
+/// chance a run is apart in some figure; in both of these, far up, only one whose gate does nothing.
+fn past_the_gate(said: &Run, seen: &Run) -> [f64; 2] {
+    let (said, seen) = (said.shared, seen.shared);
+    [seen.offline_per_s / said.offline_per_s, seen.sm_activity / said.sm_activity]
+}
+
+/// Medians of the figures of all runs.
+fn medians(runs: &[Run]) -> [(&'static str, f64); FIGURES] {
+    let mut medians = runs[0].figures();
     for (at, (_, median)) in medians.iter_mut().enumerate() {
-        let mut values: Vec<f64> = runs.iter().map(|run| of(run)[at].1).collect();
+        let mut values: Vec<f64> = runs.iter().map(|run| run.figures()[at].1).collect();
         values.sort_by(f64::total_cmp);
         *median = values[values.len() / 2];
     }
@@ -149,7 +146,7 @@ fn medians<const N: usize>(
 
 /// What is wrong with five runs: figures that are apart, evictions that did not happen in time.
 fn wrong(said: &Run, runs: &[Run]) -> Vec<String> {
-    let mut wrong = apart(said, medians(runs, Run::figures));
+    let mut wrong = apart(said, medians(runs));
     let in_time = |run: &Run| {
         let after_s = run.evicted_at_s - plan().burst_at_s;
         run.evictions == 1 && (0.0..plan().alone.0 - plan().burst_at_s).contains(&after_s)
@@ -170,17 +167,20 @@ fn real_processes_and_the_simulator_tell_the_same_story() {
         let mut runs = emulated::run(&arrivals, RUNS, factor);
         let ungated = runs.pop().unwrap();
         println!("at {factor} device seconds per second:");
-        let all_said = said.figures().into_iter().chain(said.over_all());
-        let all_seen = medians(&runs, Run::figures).into_iter();
-        let all_seen = all_seen.chain(medians(&runs, Run::over_all));
-        for ((what, said), (_, seen)) in all_said.zip(all_seen) {
+        let seen = medians(&runs);
+        for ((what, said), (_, seen)) in said.figures().into_iter().zip(seen) {
             let off_pct = (seen / said - 1.0) * 100.0;
             println!("MEASURED {what}: simulated {said:.4}, seen {seen:.4} ({off_pct:+.1} %)");
         }
         last = wrong(&said, &runs);
         if last.is_empty() {
-            // Without the gate the same comparison must fail, or it would show nothing.
-            assert!(!apart(&said, ungated.figures()).is_empty(), "{ungated:?}");
+            let gone = past_the_gate(&said, &ungated);
+            println!("MEASURED without the gate: {gone:.2?} times what the gate lets through");
+            // Without the gate the same comparison must fail, or it would show nothing. With a small
+            // share the job stays below the set point by itself, and the gate has nothing to do.
+            let has_work = plan().name == USUAL.name;
+            let beyond = gone.iter().all(|times| *times > 1.0 + TOLERANCE);
+            assert!(beyond || !has_work, "{gone:?} {ungated:?}");
             return;
         }
         println!("{last:#?}");

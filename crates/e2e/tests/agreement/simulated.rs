@@ -69,13 +69,17 @@ impl Policy for FixedShare {
     }
 }
 
-/// Rates by the second; the simulator draws straight lines between the middles of steps, so the
-/// step before the burst gives way to it.
+/// The simulator's step: it notices the burst at the second step, much as the agent does with the
+/// latencies of the last requests and the time it waits for confirmation.
+const STEP_S: f64 = 0.5;
+
+/// Rates by the step; the simulator draws straight lines between the middles of steps, so the one
+/// before the burst gives way to it.
 fn curve() -> RequestCurve {
     // Replicas differ in how busy they are; `run` checks that this one got what was meant.
-    let seconds = std::iter::successors(Some(0.5), |at| Some(at + 1.0));
+    let seconds = std::iter::successors(Some(STEP_S / 2.0), |at| Some(at + STEP_S));
     let rates = seconds.take_while(|at| *at < plan().end_s).map(rate).collect();
-    RequestCurve { name: "agreement".to_owned(), step_s: 1.0, rates }
+    RequestCurve { name: "agreement".to_owned(), step_s: STEP_S, rates }
 }
 
 fn rate(at_s: f64) -> f64 {
@@ -108,7 +112,7 @@ fn scenario(seed: u64) -> Scenario {
         horizon_s: plan().end_s,
         limit_s: plan().end_s,
         interval_s: 3.0,
-        tick_s: 1.0,
+        tick_s: STEP_S,
         restart_s: 1.0,
         profile_s: 1.0,
         checkpoint_s: 1.0,
@@ -157,7 +161,7 @@ pub(crate) fn run() -> Run {
         alone: story(plan().alone),
         whole: story(plan().whole()),
         evictions: result.counts.evictions,
-        evicted_at_s: left.map_or(0.0, |point| point.at_s + 1.0),
+        evicted_at_s: left.map_or(0.0, |point| point.at_s + STEP_S),
     }
 }
 

@@ -1,13 +1,17 @@
 //! Pods that run and leave: a kubelet that restarts, a pod that is deleted, a job that is evicted.
 
-use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use muxflow_kubernetes::names;
 use muxflow_kubernetes::resource::Gpu;
 use muxflow_test_cluster::scenarios::wait;
 use serde_json::json;
 
 use crate::pods::{annotation, phase};
-use crate::stage::{Stage, offered};
+use crate::stage::{GPUS, Stage, offered};
 
 /// A job whose first process is a shell, with a worker that records what it does.
 const SHELL: &str = r#""$WORKER" 500 8 "$OUT/$NAME.pause" "$OUT/$NAME.record" hold=128; exit 9"#;
@@ -46,6 +50,77 @@ pub(crate) async fn restart(stage: &mut Stage) {
     let restarts = before.status.and_then(|s| Some(s.container_statuses?[0].restart_count));
     assert_eq!(restarts, Some(0), "a pod was restarted with the kubelet");
     stage.works("before", 20).await;
+}
+
+/// The chart is removed and installed again, and the agent is away for longer than a job of one machine
+/// would wait for it: services and MPS go on, a job's pod is held at its gate, and works on when the
+/// next agent has taken it over, as the same pod. Then its service bursts,
+/// and a budget keeps the pod: nothing is launched while the eviction is refused, and when the service is
+/// calm again the pod works on.
+pub(crate) async fn agent_updated(stage: &mut Stage) {
+    two_services(stage).await;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(stage.client.clone(), "default");
+    let budget = json!({"metadata": {"name": "kept"}, "spec":
+        {"minAvailable": 1, "selector": {"matchLabels": {"keep": "me"}}}});
+    budgets.create(&PostParams::default(), &serde_json::from_value(budget).unwrap()).await.unwrap();
+    stage.pause("kept", 5_000);
+    let metadata = json!({"name": "kept", "labels": {"keep": "me"}});
+    stage.create_with(metadata, stage.spec(names::OFFLINE_RESOURCE, SHELL)).await;
+    let before = stage.running("kept").await;
+    stage.works("kept", 20).await;
+
+    let daemons = stage.mps_daemons();
+    assert_eq!(daemons.len(), GPUS, "one for each GPU");
+    stage.chart.remove().await;
+    for service in ["first", "second"] {
+        stage.works(service, 20).await;
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    stays_still(stage, "kept").await;
+    // By itself the interposer would end the process 33 s after the last heartbeat.
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    stage.chart.install().await;
+    stage.works("kept", 20).await;
+    unharmed(stage, &before).await;
+    assert_eq!(stage.mps_daemons(), daemons, "MPS did not outlive the agent's pod");
+    for service in ["first", "second"] {
+        stage.works(service, 5).await;
+        let errors = stage.record(service).iter().filter(|line| line.contains("error")).count();
+        assert_eq!(errors, 0, "{service} saw errors while there was no agent");
+    }
+
+    let planned = annotation(&before, names::GPU);
+    let mut busy = String::new();
+    for service in ["first", "second"] {
+        if stage.environment(service).await["CUDA_VISIBLE_DEVICES"] == planned {
+            service.clone_into(&mut busy);
+        }
+    }
+    stage.burst(&busy);
+    let said = stage.event("kept", "EvictionRefused").await;
+    assert!(said.contains("held at its gate"), "{said}");
+    stays_still(stage, "kept").await;
+    stage.calm(&busy);
+    stage.works("kept", 20).await;
+    unharmed(stage, &before).await;
+    budgets.delete("kept", &DeleteParams::default()).await.unwrap();
+}
+
+/// A worker launches nothing: what it had launched already is recorded within a moment.
+async fn stays_still(stage: &Stage, who: &str) {
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let before = stage.record(who).len();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(stage.record(who).len(), before, "{who} went on beside the service");
+}
+
+/// The pod is the same as before, and its container too.
+pub(crate) async fn unharmed(stage: &Stage, before: &Pod) {
+    let now = stage.pods().get(before.metadata.name.as_deref().unwrap()).await.unwrap();
+    assert_eq!(now.metadata.uid, before.metadata.uid);
+    assert_eq!((phase(&now), now.metadata.deletion_timestamp.is_none()), ("Running", true));
+    let restarts = now.status.and_then(|s| Some(s.container_statuses?[0].restart_count));
+    assert_eq!(restarts, Some(0), "its container was started again");
 }
 
 /// A pod is deleted whose first process is a shell, which passes no signal on: its work is drained
@@ -101,7 +176,7 @@ async fn two_services(stage: &Stage) {
 }
 
 /// A line of a log without the codes of colours.
-fn plain(line: &str) -> String {
+pub(crate) fn plain(line: &str) -> String {
     let mut text = String::new();
     let mut code = false;
     for letter in line.chars() {
@@ -120,7 +195,10 @@ fn plain(line: &str) -> String {
 /// finishes.
 pub(crate) async fn evicted(stage: &mut Stage) {
     two_services(stage).await;
-    let script = r#""$WORKER" 500 8 "$OUT/job.pause" "$OUT/$NAME.record" hold=most > "$OUT/$NAME.log" & while [ ! -e "$OUT/done" ]; do sleep 0.2; done; kill $!; wait; exit 0"#;
+    // It begins where the pod before it has left off, and saves how far it came when it is told to leave.
+    let script = r#"from=$(cat "$OUT/job.saved" || echo 0); echo "$from" > "$OUT/$NAME.from"
+        trap 'kill $!; wait; echo $((from + $(wc -l < "$OUT/$NAME.record"))) > "$OUT/job.saved"; exit 143' TERM
+        "$WORKER" 500 8 "$OUT/job.pause" "$OUT/$NAME.record" hold=most > "$OUT/$NAME.log" & while [ ! -e "$OUT/done" ]; do sleep 0.2; done; kill $!; wait; exit 0"#;
     stage.pause("job", 2_000);
     let mut spec = stage.spec(names::OFFLINE_RESOURCE, script);
     spec["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 1}}});
@@ -154,7 +232,11 @@ pub(crate) async fn evicted(stage: &mut Stage) {
         (offered(&this.client).await == (vec![2, 2], vec![2, 1])).then_some(())
     })
     .await;
-    stage.works(&next.metadata.name.clone().unwrap(), 50).await;
+    let next = next.metadata.name.clone().unwrap();
+    stage.works(&next, 50).await;
+    let from = std::fs::read_to_string(stage.out.join(format!("{next}.from"))).unwrap();
+    let done: usize = from.trim().parse().unwrap();
+    assert!(done >= 50, "it began anew and not where the pod before it had left off: {done}");
     std::fs::write(stage.out.join("done"), "").unwrap();
     wait("the job finished", || async {
         let job = this.jobs().get("job").await.unwrap();

@@ -6,8 +6,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test; without libtest the lint does not know")]
 
+mod claims;
+mod install;
 mod life;
 mod pods;
+mod scaling;
+mod serving;
 mod stage;
 mod start;
 
@@ -29,7 +33,11 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("kubelet_gives_pods_that_start_together_the_planned_gpus", |s| {
         start::together(s).boxed_local()
     }),
+    ("kubelet_prepares_claims_beside_devices", |s| claims::claims(s).boxed_local()),
+    ("kubelet_gives_nobody_a_gpu_that_is_disabled", |s| serving::disabled(s).boxed_local()),
+    ("kubelet_rolls_out_and_scales_a_service", |s| serving::rollout(s).boxed_local()),
     ("kubelet_that_restarts_has_its_capacity_back", |s| life::restart(s).boxed_local()),
+    ("kubelet_keeps_pods_whose_agent_is_uninstalled", |s| life::agent_updated(s).boxed_local()),
     ("kubelet_deletes_a_pod_that_was_drained", |s| life::deleted(s).boxed_local()),
     ("kubelet_runs_a_job_that_is_held_and_evicted", |s| life::evicted(s).boxed_local()),
 ];
@@ -72,6 +80,8 @@ async fn run_all(stage: &mut Stage, chosen: &[&(&'static str, Scenario)]) -> Vec
         if !ok {
             println!("{}", stage.told());
             failed.push(*name);
+            // It may have failed between the removal and the next installation.
+            stage.chart.install().await;
         }
     }
     failed

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
@@ -136,9 +137,11 @@ impl Stage {
         if !asleep {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), "default");
+        deployments.delete_collection(&DeleteParams::background(), &all).await.unwrap();
         self.jobs().delete_collection(&DeleteParams::background(), &all).await.unwrap();
-        self.pods().delete_collection(&DeleteParams::default(), &all).await.unwrap();
         wait("all pods gone", || async {
+            self.pods().delete_collection(&DeleteParams::default(), &all).await.unwrap();
             self.pods().list(&all).await.unwrap().items.is_empty().then_some(())
         })
         .await;
@@ -197,12 +200,9 @@ impl Stage {
     /// What the agent's page of metrics says of a measure, summed over its labels.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        let log = self.agent_log();
-        let line = log.lines().find(|line| line.contains("metrics") && line.contains("127.0.0.1:"));
-        let address = line.and_then(|line| line.split("127.0.0.1:").nth(1)).unwrap();
-        let digits: String = address.chars().take_while(char::is_ascii_digit).collect();
+        let port = self.chart.port;
         let ask = async {
-            let mut socket = tokio::net::TcpStream::connect(format!("127.0.0.1:{digits}")).await?;
+            let mut socket = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
             socket
                 .write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n")
                 .await?;

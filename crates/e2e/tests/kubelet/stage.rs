@@ -1,15 +1,17 @@
-//! The cluster, its one node, the agent on it, and the two schedulers.
+//! The cluster, its one node with emulated GPUs, the chart on it, and the scheduler of Kubernetes.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::{Node as NodeObject, ServiceAccount};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, CustomResourceExt as _};
-use muxflow_e2e::build::{client as program, products, xcuda};
+use muxflow_e2e::build::{client as program, must, products};
 use muxflow_kubernetes::connect::connect;
 use muxflow_kubernetes::names;
 use muxflow_kubernetes::resource::{Gpu, Model, Profile, State};
@@ -17,18 +19,29 @@ use muxflow_test_cluster::scenarios::wait;
 use muxflow_test_cluster::{Cluster, Error, Node, Part};
 use serde_json::json;
 
+use crate::install::{self, Chart};
+
 pub(crate) const NODE: &str = "n1";
 /// GPUs of the node.
 pub(crate) const GPUS: usize = 2;
 
+/// Controllers that pods of users and of the chart ask for, beside those of every test.
+const CONTROLLERS: &[&str] = &[
+    "daemonset-controller",
+    "deployment-controller",
+    "endpointslice-controller",
+    "horizontal-pod-autoscaler-controller",
+    "replicaset-controller",
+];
+
 /// What a scenario gets. Fields are dropped in this order: who asks before who answers.
 pub(crate) struct Stage {
-    scheduler: Running,
-    agent: Running,
+    pub(crate) chart: Chart,
+    gpus: Running,
     pub(crate) node: Node,
     pub(crate) client: Client,
     pub(crate) out: PathBuf,
-    cluster: Cluster,
+    pub(crate) cluster: Cluster,
 }
 
 /// A program that ends with the test.
@@ -43,8 +56,9 @@ impl Drop for Running {
 }
 
 impl Stage {
+    #[expect(clippy::print_stdout, reason = "a test program reports on its output")]
     pub(crate) async fn start() -> Result<Self, Error> {
-        let mut cluster = Cluster::start()?;
+        let mut cluster = Cluster::start_with(CONTROLLERS)?;
         let node = Node::start(&cluster, NODE)?;
         cluster.start_part(Part::Scheduler)?;
         let client = connect(Some(&cluster.kubeconfig())).await.unwrap();
@@ -52,29 +66,86 @@ impl Stage {
         ready(&client, &node).await;
         let out = node.folder().join("out");
         std::fs::create_dir_all(&out).unwrap();
-        let agent = start_agent(&cluster, &node);
-        let scheduler = start_scheduler(&cluster, &node);
-        Ok(Stage { scheduler, agent, node, client, out, cluster })
+        let gpus = start_gpus(&node);
+        install::put_image(&node)?;
+        let chart = Chart::render(client.clone(), &cluster, &node)?;
+        let stage = Stage { chart, gpus, node, client, out, cluster };
+        let installing = AssertUnwindSafe(stage.chart.install()).catch_unwind();
+        if let Err(why) = installing.await {
+            println!("{}", stage.told());
+            std::panic::resume_unwind(why);
+        }
+        Ok(stage)
     }
 
     /// What the parts said last.
-    pub(crate) fn told(&mut self) -> String {
-        let ended = |child: &mut Child| format!("{:?}", child.try_wait());
+    pub(crate) fn told(&self) -> String {
+        let last = |text: &str, lines: usize| {
+            let all: Vec<&str> = text.lines().collect();
+            all[all.len().saturating_sub(lines)..].join("\n")
+        };
         format!(
-            "--- agent ({})\n{}\n--- scheduler ({})\n{}\n--- kubelet\n{}\n--- containerd\n{}\nmore in {}",
-            ended(&mut self.agent.0),
-            self.node.log("agent", 30),
-            ended(&mut self.scheduler.0),
-            self.node.log("scheduler", 15),
+            "--- agent\n{}\n--- scheduler\n{}\n--- kubelet\n{}\n--- containerd\n{}\n--- GPUs (process {})\n{}\nmore in {}",
+            last(&self.agent_log(), 30),
+            last(&self.pod_log("muxflow_muxflow-scheduler"), 15),
             self.node.log("kubelet", 25),
             self.node.log("containerd", 10),
+            self.gpus.0.id(),
+            self.node.log("gpus", 5),
             self.cluster.folder().display()
         )
     }
 
-    /// What the agent wrote so far.
+    /// What the agents wrote whose pods are still there.
     pub(crate) fn agent_log(&self) -> String {
-        self.node.log("agent", usize::MAX)
+        self.pod_log("muxflow_muxflow-agent")
+    }
+
+    /// What the containers of pods wrote whose namespace and name begin so, the oldest file first.
+    pub(crate) fn pod_log(&self, start: &str) -> String {
+        let inside = |folder: PathBuf| {
+            let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path()).collect::<Vec<PathBuf>>()
+        };
+        let named = |path: &PathBuf| {
+            path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with(start))
+        };
+        let pods = inside(self.node.folder().join("pods")).into_iter().filter(named);
+        let mut files: Vec<PathBuf> = pods.flat_map(inside).flat_map(inside).collect();
+        files.sort_by_key(|file| {
+            std::fs::metadata(file).and_then(|data| data.modified()).unwrap_or(UNIX_EPOCH)
+        });
+        let text = |file: &PathBuf| std::fs::read_to_string(file).unwrap_or_default();
+        let lines = files.iter().map(text).collect::<String>();
+        // The runtime writes the time, the stream and a letter in front of each line.
+        let own = |line: &str| line.splitn(4, ' ').nth(3).unwrap_or(line).to_owned() + "\n";
+        lines.lines().map(own).collect()
+    }
+
+    /// Processes of the node, by its numbers, of whose arguments one ends so.
+    pub(crate) fn processes(&self, end: &str) -> Vec<u32> {
+        let is_one = |id: &u32| {
+            let words = std::fs::read(self.node.inside(&format!("proc/{id}/cmdline")));
+            let words = words.unwrap_or_default();
+            words.split(|byte| *byte == 0).any(|word| word.ends_with(end.as_bytes()))
+        };
+        let entries = std::fs::read_dir(self.node.inside("proc")).unwrap().flatten();
+        let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let mut all: Vec<u32> = ids.filter(is_one).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// The MPS daemons of the node.
+    pub(crate) fn mps_daemons(&self) -> Vec<u32> {
+        self.processes("nvidia-cuda-mps-control")
+    }
+
+    /// Breaks a GPU.
+    pub(crate) fn fault(&self, gpu: usize, words: &[&str]) {
+        let mut fault = self.node.command(&products().join("muxflow-emulated-fault"));
+        fault.arg("--dir").arg(self.node.folder().join("gpus"));
+        must(fault.args(["--gpu", &gpu.to_string()]).args(words));
     }
 
     /// All GPUs, once the agent has told of them and finds them well.
@@ -130,37 +201,20 @@ fn logged(command: &mut Command, node: &Node, part: &str) -> Running {
     Running(command.stdin(Stdio::null()).stdout(also).stderr(log).spawn().unwrap())
 }
 
-fn shown(path: &Path) -> String {
-    path.display().to_string()
-}
-
-/// The agent on the node, among emulated GPUs. It dies with the node.
-fn start_agent(cluster: &Cluster, node: &Node) -> Running {
-    let built = products();
-    let (gpus, config) = (node.folder().join("gpus"), node.folder().join("agent.toml"));
-    let settings = format!(
-        "state_dir = '{}'\nrun_dir = '/run/muxflow'\ninterposer = '{}'\nmetrics = '127.0.0.1:0'\nkernel_log = '{}'\ncgroup_parent = '{}'\npass_env = ['MUXFLOW_EMULATED_DIR']\n",
-        shown(&node.folder().join("agent")),
-        shown(xcuda()),
-        shown(&gpus.join("kernel.log")),
-        node.group("agent"),
-    );
-    std::fs::write(&config, settings).unwrap();
-    let mut command = node.command(&built.join("muxflow-emulated-node"));
+/// The emulated GPUs of the node. They die with it.
+fn start_gpus(node: &Node) -> Running {
+    let gpus = node.folder().join("gpus");
+    let mut command = node.command(&products().join("muxflow-emulated-node"));
     command.args(["--gpus", &format!("t4x{GPUS}"), "--dir"]).arg(&gpus).arg("--");
     // The log of the kernel is there from the first line on.
-    command.args(["sh", "-c", "touch \"$MUXFLOW_EMULATED_DIR/kernel.log\"; exec \"$@\"", "sh"]);
-    command.arg(built.join("muxflow")).args(["agent", "--kubernetes", "--node-name", NODE]);
-    command.args(["--report-every", "2", "--kubeconfig"]).arg(cluster.kubeconfig());
-    command.arg("--config").arg(&config);
-    logged(&mut command, node, "agent")
-}
-
-fn start_scheduler(cluster: &Cluster, node: &Node) -> Running {
-    let mut command = Command::new(products().join("muxflow"));
-    command.args(["scheduler", "--namespace", "default", "--lease", "3", "--kubeconfig"]);
-    command.arg(cluster.kubeconfig());
-    logged(&mut command, node, "scheduler")
+    let script = r#"touch "$MUXFLOW_EMULATED_DIR/kernel.log"; exec sleep infinity"#;
+    let running = logged(command.args(["sh", "-c", script]), node, "gpus");
+    let began = Instant::now();
+    while !gpus.join("kernel.log").exists() {
+        assert!(began.elapsed() < Duration::from_secs(60), "{}", node.log("gpus", 20));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    running
 }
 
 /// What pods mount and are told beside what the device plugin gives them: where the host's programs

@@ -75,6 +75,8 @@ pub(crate) async fn together(stage: &mut Stage) {
             given.push(planned);
         }
         assert_ne!(given[0], given[1]);
+        let said = stage.event(&names[0], "NoPreStop").await;
+        assert!(said.contains("container c has no preStop"), "{said}");
         if round == 0 {
             nothing_left(stage).await;
         }

@@ -1,11 +1,12 @@
-//! A process on a GPU that is not under MPS: found, told how to come in, and never paired with.
+//! A process on a GPU that is not under MPS: found, told how to come in, and never paired with; and a
+//! GPU that is not there.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use muxflow_api::jobs::{JobDetail, JobState};
 
-use crate::world::{World, inside, worker};
+use crate::world::{World, inside, variable, worker};
 
 #[test]
 fn nothing_is_paired_with_a_process_outside_mps() {
@@ -77,5 +78,44 @@ fn inner_outside() {
     world.wait(&id, "it is back", |job| job.state == JobState::Running && job.run == 2);
     world.must(&["cancel", &id]);
     world.wait(&id, "cancelled", |job| job.state.is_final());
+    world.end();
+}
+
+#[test]
+fn a_gpu_that_is_gone_does_not_keep_the_others_from_starting() {
+    inside("outside::inner_gone", "t4x2");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by a_gpu_that_is_gone_does_not_keep_the_others_from_starting"]
+fn inner_gone() {
+    let fault = variable("MUXFLOW_TEST_BUILT").join("muxflow-emulated-fault");
+    assert!(Command::new(fault).args(["--gpu", "0", "off-bus"]).status().unwrap().success());
+    let dir = tempfile::tempdir().unwrap();
+    let service = |name: &str, gpu: &str| {
+        let argv = worker(dir.path(), name, 2_000, 8, 20_000);
+        format!("[[agent.online]]\nservice = '{name}'\ngpu = '{gpu}'\nargv = {argv:?}\n")
+    };
+    let more = format!(
+        "[profiler]\nenabled = false\nset_aside = '0'\n{}{}{}",
+        service("lost", "0"),
+        service("unknown", "GPU-00112233-4455-6677-8899-aabbccddeeff"),
+        service("here", "1")
+    );
+    let world = World::start_in(dir, &more);
+    world.until("the other service runs", || {
+        let gpus = world.gpus();
+        gpus.len() == 1 && gpus[0].online.as_ref().is_some_and(|online| online.service == "here")
+    });
+    assert_eq!(world.gpus()[0].index, 1, "as the driver counts");
+    let log = std::fs::read_to_string(world.base().join("up.log")).unwrap();
+    for words in [
+        "GPU 0 cannot be used",
+        "agent: service lost: goes without its GPU",
+        "agent: service unknown: goes without its GPU",
+        "profiler.set_aside: goes without its GPU",
+    ] {
+        assert!(log.contains(words), "{words} is missing: {log}");
+    }
     world.end();
 }

@@ -50,7 +50,7 @@ fn rights(pid: u32) -> (String, String) {
 #[ignore = "run inside an emulated node by jobs_and_services_run_as_their_users_and_never_as_the_daemon"]
 fn inner_users() {
     let token = format!("[[token]]\nuser = '{SOMEBODY}'\ntoken = '{THEIR_TOKEN}'\n");
-    let world = World::start(&format!("[profiler]\nenabled = false\n{token}"));
+    let world = World::start(&format!("jobs_per_user = 3\n[profiler]\nenabled = false\n{token}"));
     fs::set_permissions(world.base(), fs::Permissions::from_mode(0o755)).unwrap();
     world.wait_healthy(2);
 
@@ -88,8 +88,38 @@ fn inner_users() {
     assert_eq!(ended.state, JobState::Done, "{ended:#?}");
     assert_eq!(world.must(&["logs", &id]), format!("{SOMEBODY}\n{SOMEBODY}\n/\n"));
 
+    limits(&world);
     services(&world);
     world.end();
+}
+
+/// Two users submit at once, each as fast as they can: each gets as many jobs as one may have, and
+/// nobody takes the other's.
+fn limits(world: &World) {
+    world.must(&["pause"]);
+    let submit = |uid| world.muxflow_as(uid, &["submit", "--", "true"]);
+    let many = |uid| {
+        let made: Vec<_> = (0..5).map(|_| submit(uid)).collect();
+        let kept = made.iter().filter(|output| output.status.success()).count();
+        (kept, String::from_utf8_lossy(&made[4].stderr).into_owned())
+    };
+    std::thread::scope(|scope| {
+        let both = [SOMEBODY, SOMEBODY_ELSE].map(|uid| scope.spawn(move || (uid, many(uid))));
+        for thread in both {
+            let (uid, (kept, last)) = thread.join().unwrap();
+            assert_eq!(kept, 3, "user {uid}");
+            assert!(last.contains("has 3 jobs that have not ended and may have 3"), "{last}");
+        }
+    });
+    for uid in [SOMEBODY, SOMEBODY_ELSE] {
+        let mine = world.muxflow_as(uid, &["jobs", "--mine", "--state", "open", "--json"]);
+        let mine: Vec<JobView> = serde_json::from_slice(&mine.stdout).unwrap();
+        assert!(mine.len() == 3 && mine.iter().all(|job| job.uid == uid), "{mine:#?}");
+        let words: Vec<&str> = mine.iter().map(|job| job.id.as_str()).collect();
+        assert!(world.muxflow_as(uid, &[&["cancel"], &words[..]].concat()).status.success());
+        assert!(submit(uid).status.success(), "there is room again");
+    }
+    world.must(&["resume"]);
 }
 
 #[test]

@@ -163,6 +163,22 @@ impl World {
         up.wait().unwrap();
     }
 
+    /// Asks the manager to leave; how long that took.
+    pub(crate) fn leave(&mut self) -> Duration {
+        let mut up = self.up.take().unwrap();
+        let began = Instant::now();
+        muxflow_agent::sys::kill(up.id(), libc_term()).unwrap();
+        while up.try_wait().unwrap().is_none() {
+            if began.elapsed() > LONG {
+                up.kill().unwrap();
+                up.wait().unwrap();
+                panic!("it does not leave\n{}", self.log());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        began.elapsed()
+    }
+
     pub(crate) fn wait_healthy(&self, gpus: usize) {
         let deadline = Instant::now() + LONG;
         loop {
@@ -175,7 +191,8 @@ impl World {
         }
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    /// A command of `muxflow` that talks to the manager.
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(variable("MUXFLOW_TEST_BUILT").join("muxflow"));
         command.args(words).env("MUXFLOW_SOCKET", self.run.join("manager.sock"));
         command
@@ -242,7 +259,7 @@ impl World {
         assert!(status.success(), "{status}\n{}", self.log());
         for entry in fs::read_dir(self.run.join("mps")).unwrap().flatten() {
             let quit = Command::new("sh")
-                .args(["-c", "echo quit | nvidia-cuda-mps-control"])
+                .args(["-c", "echo quit -t 5 | nvidia-cuda-mps-control"])
                 .env("CUDA_MPS_PIPE_DIRECTORY", entry.path().join("pipe"))
                 .status();
             assert!(quit.is_ok());

@@ -51,9 +51,10 @@ fn destroy(handle: Handle<Context>) -> Answer {
 
 fn synchronize(it: &'static Context) -> Answer {
     capture::unsafe_call()?;
-    let streams = lock(&it.streams).clone();
     // A stream that is being captured refuses, and its capture is spoiled.
-    streams.into_iter().try_for_each(Stream::synchronize)
+    stream::of_context(it).into_iter().try_for_each(Stream::synchronize)?;
+    stream::give_places_back();
+    Ok(())
 }
 
 api! {

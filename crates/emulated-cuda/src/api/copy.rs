@@ -29,14 +29,7 @@ fn later(copy: Copy, handle: Handle<Stream>, which: Default) -> Answer {
 }
 
 fn submit(copy: Copy, handle: Handle<Stream>, which: Default) -> Answer<(&'static Stream, u64)> {
-    let span = |pitch: [usize; 2]| {
-        if copy.bytes() == 0 {
-            return 0;
-        }
-        pitch[1] * (copy.depth - 1) + pitch[0] * (copy.height - 1) + copy.width
-    };
-    memory::check(copy.to, span(copy.to_pitch))?;
-    memory::check(copy.from, span(copy.from_pitch))?;
+    copy.check()?;
     let stream = stream::resolve(handle, which)?;
     if copy.bytes() == 0 {
         return Ok((stream, 0));
@@ -44,12 +37,17 @@ fn submit(copy: Copy, handle: Handle<Stream>, which: Default) -> Answer<(&'stati
     Ok((stream, stream.submit(Work::Copy(copy))?))
 }
 
-/// The same, and waits for it. Small copies to the device return before they are complete.
+/// The same, and waits for it. Small copies to the device return before they are complete, but not
+/// before they have read what they copy.
 fn now(copy: Copy, which: Default) -> Answer {
     let (stream, seq) = submit(copy, Handle::null(), which)?;
     let small_upload =
         copy.bytes() <= 64 << 10 && memory::is_device(copy.to) && !memory::is_device(copy.from);
-    if small_upload { Ok(()) } else { stream.wait(seq) }
+    if small_upload {
+        stream::wait_performed(stream, seq);
+        return Ok(());
+    }
+    stream.wait(seq)
 }
 
 /// An array as an end of a copy, in `cuda.h`.

@@ -60,9 +60,7 @@ api! {
         driver::init()
     }
     fn cuDriverGetVersion(version: Out<c_int>) {
-        // Known before `cuInit`: all devices of a node have one driver.
-        let known = driver::devices().ok().and_then(|d| d.first()).map(|d| d.facts.cuda_version);
-        version.put(known.unwrap_or(13_040).cast_signed())
+        version.put(driver::version().unwrap_or(13_040).cast_signed())
     }
     fn cuDeviceGet(device: Out<CUdevice>, ordinal: c_int) {
         driver::device(ordinal)?;

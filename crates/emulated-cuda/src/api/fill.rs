@@ -1,10 +1,8 @@
 //! `cuMemset*`.
 
 use muxflow_abi::cuda::CUdeviceptr;
-use muxflow_abi::cuda::result::CUDA_ERROR_INVALID_VALUE;
 
 use crate::ffi::{Answer, Handle, both};
-use crate::memory;
 use crate::stream::{self, Default, Stream};
 use crate::work::{Fill, Work};
 
@@ -13,12 +11,7 @@ fn fill(fill: Fill, handle: Handle<Stream>, which: Default) -> Answer {
     if fill.width == 0 || fill.height == 0 {
         return Ok(());
     }
-    let row = fill.width.checked_mul(fill.element).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let rows = fill.pitch.checked_mul(fill.height - 1).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    if !fill.to.is_multiple_of(fill.element as u64) || !fill.pitch.is_multiple_of(fill.element) {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    memory::check_device(fill.to, rows + row)?;
+    fill.check()?;
     stream.submit(Work::Fill(fill)).map(drop)
 }
 

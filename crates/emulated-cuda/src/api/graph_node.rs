@@ -15,7 +15,6 @@ use crate::context::{self, Context, lock};
 use crate::event::Event;
 use crate::ffi::{Answer, Handle, In, Out, api};
 use crate::graph::{self, Executable, Graph, Node, Task};
-use crate::memory;
 use crate::work::{Fill, HostCall, Opaque, Work};
 
 /// `CUDA_MEMSET_NODE_PARAMS`.
@@ -30,12 +29,25 @@ pub(crate) struct MemsetParams {
     height: usize,
 }
 
+impl MemsetParams {
+    pub(crate) fn of(fill: &Fill) -> MemsetParams {
+        let Fill { to: dst, pitch, value, element, width, height } = *fill;
+        MemsetParams { dst, pitch, value, element: element as c_uint, width, height }
+    }
+}
+
 /// `CUDA_HOST_NODE_PARAMS`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostParams {
     function: Option<unsafe extern "C" fn(*mut c_void)>,
     data: *mut c_void,
+}
+
+impl HostParams {
+    pub(crate) fn of(function: unsafe extern "C" fn(*mut c_void), data: Opaque) -> HostParams {
+        HostParams { function: Some(function), data: data.0 }
+    }
 }
 
 fn kernel(p: &CUDA_KERNEL_NODE_PARAMS) -> Answer<Task> {
@@ -50,7 +62,7 @@ fn kernel(p: &CUDA_KERNEL_NODE_PARAMS) -> Answer<Task> {
         params: In::of_pointer(p.kernelParams.cast_const().cast()),
         extra: In::of_pointer(p.extra.cast_const().cast()),
     };
-    let launch = prepare(&context::current()?.gpu.facts, function, grid, arguments)?;
+    let launch = prepare(&context::current()?.gpu.facts, function, grid, arguments, true)?;
     Ok(Task::Work(Work::Kernel(launch)))
 }
 
@@ -76,10 +88,10 @@ fn fill(p: &MemsetParams) -> Answer<Task> {
     if !matches!(element, 1 | 2 | 4) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let bytes = p.pitch * p.height.saturating_sub(1) + p.width * element;
-    memory::check_device(p.dst, bytes)?;
     let (to, pitch, value) = (p.dst, p.pitch, p.value);
-    Ok(Task::Work(Work::Fill(Fill { to, pitch, value, element, width: p.width, height: p.height })))
+    let fill = Fill { to, pitch, value, element, width: p.width, height: p.height };
+    fill.check()?;
+    Ok(Task::Work(Work::Fill(fill)))
 }
 
 fn host(p: &HostParams) -> Answer<Task> {
@@ -88,7 +100,9 @@ fn host(p: &HostParams) -> Answer<Task> {
 }
 
 fn copy(p: &CUDA_MEMCPY3D) -> Answer<Task> {
-    Ok(Task::Work(Work::Copy(crate::api::copy::deep(p)?)))
+    let copy = crate::api::copy::deep(p)?;
+    copy.check()?;
+    Ok(Task::Work(Work::Copy(copy)))
 }
 
 fn child(handle: Handle<Graph>) -> Answer<Task> {
@@ -112,7 +126,7 @@ fn add(
     out.put(graph::add(graph, after.list(count)?, task)?)
 }
 
-fn set(node: Handle<Node>, task: Task) -> Answer {
+pub(crate) fn set(node: Handle<Node>, task: Task) -> Answer {
     let mut place = lock(&node.get()?.task);
     if place.kind() != task.kind() {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -121,7 +135,7 @@ fn set(node: Handle<Node>, task: Task) -> Answer {
     Ok(())
 }
 
-fn set_exec(exec: Handle<Executable>, node: Handle<Node>, task: Task) -> Answer {
+pub(crate) fn set_exec(exec: Handle<Executable>, node: Handle<Node>, task: Task) -> Answer {
     let mut fits = false;
     exec.get()?.change(node, |s| {
         fits = s.task.kind() == task.kind();

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use muxflow_abi::cuda::result::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES};
 use muxflow_abi::cuda::{CUDA_LAUNCH_PARAMS, CUlaunchConfig};
@@ -61,12 +62,14 @@ fn unpack_extra(extra: In<*const c_void>) -> Answer<Vec<u8>> {
     Ok(unsafe { std::slice::from_raw_parts(buffer, size) }.to_vec())
 }
 
-/// Checks a launch and works out what it costs.
+/// Checks a launch and works out what it costs. Arguments that nothing reads are kept only where
+/// they may be asked for again: in a graph.
 pub(crate) fn prepare(
     facts: &Facts,
     function: &'static Function,
     grid: Grid,
     arguments: Arguments,
+    for_graph: bool,
 ) -> Answer<Launch> {
     let [bx, by, bz] = grid.blocks;
     let [x, y, z] = grid.threads;
@@ -78,15 +81,21 @@ pub(crate) fn prepare(
     if u64::from(x) * u64::from(y) * u64::from(z) > u64::from(function.max_threads.min(1024)) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
+    // More than the usual must be asked for by an attribute of the function.
+    let allowed = function.max_dynamic_shared.load(Ordering::Relaxed).cast_unsigned();
     let shared = function.static_shared_bytes as u64 + u64::from(grid.shared_bytes);
-    if shared > facts.shared_bytes[1] {
+    if grid.shared_bytes > allowed || shared > facts.shared_bytes[1] {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     if muxflow_emulated_gpu::cost::resident_blocks(facts, x * y * z, shared) == 0 {
         return Err(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
     }
-    let params: Arc<[u8]> =
-        if function.reads_params() { pack(function, arguments)?.into() } else { Arc::default() };
+    let asked_for = for_graph && (arguments.params.is_given() || arguments.extra.is_given());
+    let params: Arc<[u8]> = if function.reads_params() || asked_for {
+        pack(function, arguments)?.into()
+    } else {
+        Arc::default()
+    };
     let (cost, computes) = function.cost(facts, &grid, &params);
     Ok(Launch { function, grid, params, cost, computes })
 }
@@ -101,7 +110,8 @@ fn launch(
 ) -> Answer {
     let function = handle.get()?;
     let stream = stream::resolve(stream, which)?;
-    let launch = prepare(&stream.gpu.facts, function, grid, arguments)?;
+    let captured = stream.capturing.load(Ordering::Relaxed);
+    let launch = prepare(&stream.gpu.facts, function, grid, arguments, captured)?;
     stream.submit(Work::Kernel(launch)).map(drop)
 }
 

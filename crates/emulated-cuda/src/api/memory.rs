@@ -29,8 +29,7 @@ fn free(address: CUdeviceptr) -> Answer {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     // Freeing waits for what may still use it, as the real call does.
-    let streams = context::lock(&it.streams).clone();
-    for stream in streams {
+    for stream in stream::of_context(it) {
         if !stream.capturing.load(std::sync::atomic::Ordering::Relaxed) {
             stream.synchronize()?;
         }

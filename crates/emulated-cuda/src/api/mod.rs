@@ -9,6 +9,7 @@ pub(crate) mod fill;
 pub(crate) mod function;
 pub(crate) mod graph;
 pub(crate) mod graph_node;
+pub(crate) mod graph_params;
 pub(crate) mod ipc;
 pub(crate) mod launch;
 pub(crate) mod library;

@@ -21,8 +21,6 @@ type Callback = Option<unsafe extern "C" fn(usize, u32, *mut c_void)>;
 
 fn destroy(handle: Handle<Stream>) -> Answer {
     let it = handle.destroy()?;
-    // A capture cannot go on without its stream.
-    capture::spoil(it, 0);
     stream::retire(it);
     Ok(())
 }

@@ -93,7 +93,8 @@ fn run() -> Result<(), String> {
             Err(EmulationError::Fault { .. }) => " # nothing to strike".to_owned(),
             Err(error) => return Err(words(error)),
         };
-        println!("--gpu {} --after {due_ms:.0} {fault}{outcome}", wanted.gpu);
+        let whose = if wanted.pid == 0 { String::new() } else { format!("--pid {} ", wanted.pid) };
+        println!("--gpu {} {whose}--after {due_ms:.0} {fault}{outcome}", wanted.gpu);
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 
 use muxflow_emulated_gpu::launcher::{Plan, start};
 use muxflow_emulated_gpu::node::parse_gpus;
+use muxflow_emulated_gpu::sys;
 
 const USAGE: &str = "usage: muxflow-emulated-node --gpus t4x4[,a10,FILE.toml] [--time-factor F] \
                      [--seed N] [--dir DIR] -- COMMAND [ARGUMENT...]";
@@ -49,17 +50,24 @@ fn plan() -> Result<(Plan, Vec<String>), String> {
 
 fn run() -> Result<ExitCode, String> {
     let (plan, command) = plan()?;
+    // Whoever ends this program means the command; it goes when the command has gone.
+    sys::catch_signals();
     let running = start(&plan).map_err(|e| {
         let cause = std::error::Error::source(&e).map(|s| format!(": {s}")).unwrap_or_default();
         format!("{e}{cause}")
     })?;
-    // Interrupts are for the command; this program goes when it goes.
-    muxflow_emulated_gpu::sys::outlive_interrupts();
-    let status = Command::new(&command[0])
+    if let Some(signal) = sys::early_signal() {
+        return Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(1)));
+    }
+    let lost = |e: std::io::Error| format!("cannot run {}: {e}", command[0]);
+    let mut child = Command::new(&command[0])
         .args(&command[1..])
         .envs(running.environment())
-        .status()
-        .map_err(|e| format!("cannot run {}: {e}", command[0]))?;
+        .spawn()
+        .map_err(lost)?;
+    sys::hand_signals_to(child.id());
+    let status = child.wait().map_err(lost)?;
+    sys::hand_signals_to(0);
     drop(running);
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))

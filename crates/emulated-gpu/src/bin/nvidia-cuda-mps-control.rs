@@ -16,7 +16,7 @@ fn log_directory() -> PathBuf {
         .map_or_else(|| PathBuf::from("/var/log/nvidia-mps"), PathBuf::from)
 }
 
-/// GPUs that `CUDA_VISIBLE_DEVICES` names, by index or UUID.
+/// GPUs that `CUDA_VISIBLE_DEVICES` names, by index or UUID; what is not understood ends the list.
 fn visible(node: &Node) -> Vec<usize> {
     let all: Vec<usize> = (0..node.gpu_count()).collect();
     let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else { return all };
@@ -30,32 +30,54 @@ fn visible(node: &Node) -> Vec<usize> {
     let find = |word: &str| match word.trim().strip_prefix("GPU-") {
         Some(wanted) => {
             let wanted = wanted.replace('-', "").to_ascii_lowercase();
-            all.iter().copied().find(|g| uuid(*g).is_some_and(|u| u.starts_with(&wanted)))
+            let is = |gpu: &usize| uuid(*gpu).is_some_and(|u| u.starts_with(&wanted));
+            all.iter().copied().find(|gpu| !wanted.is_empty() && is(gpu))
         }
         None => word.trim().parse().ok().filter(|g| all.contains(g)),
     };
-    list.split(',').filter_map(find).collect()
+    let mut seen = Vec::new();
+    for gpu in list.split(',').map_while(find) {
+        if seen.contains(&gpu) {
+            break;
+        }
+        seen.push(gpu);
+    }
+    seen
 }
 
-fn options(multi_user: bool, static_partitions: bool) -> Result<daemon::Options, String> {
+/// What the command line asks for.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    multi_user: bool,
+    static_partitions: bool,
+    protocol: u32,
+}
+
+fn options(wanted: Wanted) -> Result<daemon::Options, String> {
     let own = std::env::args_os().next().map(PathBuf::from);
     let node = Node::find(own.as_deref())
         .ok_or("no emulated node: set MUXFLOW_EMULATED_DIR or run under `muxflow emulate`")?;
+    let gpus = visible(&node);
+    if gpus.is_empty() {
+        let list = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+        return Err(format!("no device to serve: CUDA_VISIBLE_DEVICES is `{list}`"));
+    }
     let built = std::env::current_exe().map_err(|e| e.to_string())?;
     let server_program = built.with_file_name("nvidia-cuda-mps-server");
     Ok(daemon::Options {
-        gpus: visible(&node),
+        gpus,
         node,
         pipe_directory: pipe_directory(),
         log_directory: log_directory(),
         server_program,
-        multi_user,
-        static_partitions,
+        multi_user: wanted.multi_user,
+        static_partitions: wanted.static_partitions,
+        protocol: wanted.protocol,
     })
 }
 
 /// Starts itself again without a terminal, and waits until it listens.
-fn background(multi_user: bool, static_partitions: bool) -> Result<(), String> {
+fn background(wanted: Wanted) -> Result<(), String> {
     let path = pipe_directory().join("control");
     if Socket::connect(&path).is_ok() {
         return Err("An instance of this daemon is already running".to_owned());
@@ -63,12 +85,13 @@ fn background(multi_user: bool, static_partitions: bool) -> Result<(), String> {
     let own = std::env::args_os().next().unwrap_or_default();
     let mut command = Command::new(std::env::current_exe().map_err(|e| e.to_string())?);
     command.arg0(own).arg("-f");
-    if multi_user {
+    if wanted.multi_user {
         command.arg("-multiuser-server");
     }
-    if static_partitions {
+    if wanted.static_partitions {
         command.arg("-S");
     }
+    command.args(["-p", &wanted.protocol.to_string()]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.process_group(0);
     let mut child = command.spawn().map_err(|e| e.to_string())?;
@@ -87,27 +110,59 @@ fn send(line: &str) -> Result<(bool, Vec<u8>), String> {
     let lost = |_| "Cannot find MPS control daemon process".to_owned();
     let socket = Socket::connect(&path).map_err(lost)?;
     let message = Message::new(Kind::Ping, &[topic::COMMAND]);
-    let answer = socket.ask(&message, line.as_bytes(), &[]).map_err(lost)?;
-    Ok((answer.message.status == 0, answer.tail))
+    match socket.ask(&message, line.as_bytes(), &[]) {
+        Ok(answer) => Ok((answer.message.status == 0, answer.tail)),
+        // A daemon that is gone is what this command is for.
+        Err(_) if line.trim_start().starts_with("quit") => Ok((true, Vec::new())),
+        Err(error) => Err(lost(error)),
+    }
+}
+
+/// Version of the commands; the environment goes before the command line.
+fn protocol(arguments: &[String]) -> Result<u32, String> {
+    let flag = arguments.iter().position(|a| a == "-p" || a == "--protocol");
+    let flag = flag.map(|at| arguments.get(at + 1).cloned().unwrap_or_default());
+    let given = std::env::var("CUDA_MPS_PROTOCOL_VERSION").ok().or(flag);
+    match given.as_deref() {
+        None | Some("2") => Ok(2),
+        Some("3") => Ok(3),
+        Some(other) => Err(format!("{other} is not a protocol version: 2 or 3")),
+    }
+}
+
+/// A command of version 3 stands on the command line: a module comes first.
+fn module_verb(arguments: &[String]) -> Option<String> {
+    let modules = ["server", "namespace", "client", "device", "sm-partition", "feature", "memacct"];
+    let at = arguments.iter().position(|a| modules.contains(&a.as_str()))?;
+    Some(arguments[at..].join(" "))
 }
 
 fn run() -> Result<bool, String> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
-    let multi_user = has("-multiuser-server");
-    let partitions = has("-S") || has("--static-partitioning");
+    let wanted = Wanted {
+        multi_user: has("-multiuser-server") || has("-m") || has("--multiuser"),
+        static_partitions: has("-S") || has("--static-partitioning"),
+        protocol: protocol(&arguments)?,
+    };
     if has("-v") {
         print("MPS control (emulated) 13.4\n".as_bytes());
         return Ok(true);
     }
-    if has("-d") {
-        return background(multi_user, partitions).map(|()| true);
+    if has("-d") || has("--daemon") {
+        return background(wanted).map(|()| true);
     }
-    if has("-f") {
-        return daemon::run(options(multi_user, partitions)?).map(|()| true).map_err(|e| {
+    if has("-f") || has("--foreground") {
+        return daemon::run(options(wanted)?).map(|()| true).map_err(|e| {
             let cause = std::error::Error::source(&e).map(|s| format!(": {s}")).unwrap_or_default();
             format!("{e}{cause}")
         });
+    }
+    let quits = has("-q") || has("--quit");
+    if let Some(line) = quits.then(|| "quit".to_owned()).or_else(|| module_verb(&arguments)) {
+        let (ok, answer) = send(&line)?;
+        print(&answer);
+        return Ok(ok);
     }
     let mut all_well = true;
     for line in std::io::stdin().lock().lines() {

@@ -6,6 +6,7 @@
 //! client pushed it, so the engine may be run late without changing any result.
 
 mod clients;
+mod passing;
 mod urgency;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -294,9 +295,11 @@ impl Engine {
             let v = f64::from(v);
             if v.is_finite() { v.clamp(low, high) } else { low }
         };
+        // A context may have less than its process.
+        let of_context = if entry.target == 0 { f64::INFINITY } else { f64::from(entry.target) };
         let resident = Resident {
             client: ClientId(client),
-            sm_cap: it.limits.sm_cap,
+            sm_cap: it.limits.sm_cap.min(of_context),
             sm_fill: sane(entry.sm_fill, 0.01, 4096.0),
             occupancy: sane(entry.occupancy, 0.0, 1.0),
             issue: sane(entry.issue, 0.0, 1.0),
@@ -433,67 +436,5 @@ impl Engine {
             }
         }
         next
-    }
-
-    /// Time passes at constant rates.
-    fn pass(&mut self, to_ns: f64) {
-        let dt = to_ns - self.now_ns;
-        if dt <= 0.0 {
-            return;
-        }
-        for k in &mut self.kernels {
-            k.left_ns -= dt * k.rate;
-        }
-        for c in &mut self.copies {
-            c.left_bytes -= dt * c.rate;
-            self.meters.add_pcie(c.engine, dt * c.rate);
-        }
-        let power = self.power_w();
-        self.meters.pass(dt, &self.load, power);
-        for k in self.kernels.iter().filter(|k| k.rate > 0.0) {
-            self.meters.pass_client(k.client, dt, k.resident.bandwidth * k.rate);
-        }
-        let before = self.clock.mhz;
-        self.clock.advance(&self.profile.power, &self.load, dt / 1e3);
-        #[expect(clippy::float_cmp, reason = "any change at all asks for new rates")]
-        if self.clock.mhz != before {
-            self.dirty = true;
-        }
-        let was = self.now_ns;
-        self.now_ns = to_ns;
-        if was < self.switch_until_ns && to_ns >= self.switch_until_ns {
-            self.dirty = true;
-        }
-    }
-
-    /// Completes what has nothing left.
-    fn finish(&mut self) {
-        let mut i = 0;
-        while i < self.kernels.len() {
-            let k = self.kernels[i];
-            // Half a nanosecond is rounding.
-            if k.left_ns > 0.5 {
-                i += 1;
-                continue;
-            }
-            self.kernels.remove(i);
-            self.dirty = true;
-            self.meters.kernels += 1;
-            if let Some(it) = self.clients.get_mut(&k.client) {
-                it.running = it.running.saturating_sub(1);
-            }
-            self.complete(k.client, k.stream);
-        }
-        let mut i = 0;
-        while i < self.copies.len() {
-            let c = self.copies[i];
-            if c.left_bytes > 0.5 {
-                i += 1;
-                continue;
-            }
-            self.copies.remove(i);
-            self.dirty = true;
-            self.complete(c.client, c.stream);
-        }
     }
 }

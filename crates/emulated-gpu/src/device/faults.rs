@@ -24,11 +24,15 @@ pub(super) struct State {
     pub compute_mode: u32,
     pub nvml_error: u32,
     pub nvml_blocked: bool,
+    pub dcgm_error: u32,
     pub sensor_lie_pct: u32,
     pub recovery_action: u32,
     pub burst_bytes: u64,
     pub kill_propagates_pct: u32,
     pub faulted_servers: BTreeSet<i32>,
+    /// Those that died. Kept rather than asking who is there: a process that calls itself a client of
+    /// a server may know it by the number of another namespace.
+    pub dead_servers: BTreeSet<i32>,
     due: Vec<(u64, Fault, i32)>,
     rng: Rng,
 }
@@ -44,11 +48,13 @@ impl State {
             compute_mode: 0,
             nvml_error: 0,
             nvml_blocked: false,
+            dcgm_error: 0,
             sensor_lie_pct: 0,
             recovery_action: 0,
             burst_bytes: 0,
             kill_propagates_pct: 0,
             faulted_servers: BTreeSet::new(),
+            dead_servers: BTreeSet::new(),
             due: Vec::new(),
             rng: Rng::new(seed),
         }
@@ -65,7 +71,7 @@ impl Device {
     pub(super) fn inject(&mut self, kind: u64, value: u64, _: u64, pid: i32, after_ms: u64) -> u32 {
         let Some(fault) = Fault::from_wire(kind, value) else { return code::INVALID_VALUE };
         if after_ms > 0 {
-            let at = sys::monotonic_ns() + after_ms * 1_000_000;
+            let at = sys::monotonic_ns().saturating_add(after_ms.saturating_mul(1_000_000));
             self.state.due.push((at, fault, pid));
             return 0;
         }
@@ -82,6 +88,8 @@ impl Device {
     }
 
     fn strike(&mut self, fault: Fault, pid: i32) -> u32 {
+        // Whom it strikes depends on who is at work now, not when somebody last looked.
+        self.run_up_to_now();
         match fault {
             Fault::Xid(xid) => return self.xid(xid, pid),
             Fault::KillPropagates(pct) => self.state.kill_propagates_pct = pct,
@@ -94,6 +102,7 @@ impl Device {
             Fault::MemoryBurst(mib) => self.state.burst_bytes = u64::from(mib) << 20,
             Fault::NvmlBlock(on) => self.state.nvml_blocked = on,
             Fault::NvmlError(error) => self.state.nvml_error = error,
+            Fault::DcgmError(error) => self.state.dcgm_error = error,
             Fault::SensorLie(pct) => self.state.sensor_lie_pct = pct,
             Fault::Reset => self.reset(),
         }
@@ -103,9 +112,11 @@ impl Device {
     fn reset(&mut self) {
         let everybody: Vec<u32> = self.clients(|_| true);
         self.fail(&everybody, code::DEVICE_UNAVAILABLE);
+        self.empty(&everybody);
         let mode = self.state.compute_mode;
         let rng = self.state.rng.clone();
-        self.state = State { compute_mode: mode, rng, ..State::new(0) };
+        let dead_servers = std::mem::take(&mut self.state.dead_servers);
+        self.state = State { compute_mode: mode, rng, dead_servers, ..State::new(0) };
         self.public.gone.store(0, Ordering::Release);
         self.engine.clock_cap_mhz = None;
         self.engine.rates_changed();
@@ -118,8 +129,10 @@ impl Device {
         of_role.map(|(key, _)| *key).collect()
     }
 
-    /// From now on every call of these clients returns `error`; their work is gone.
+    /// From now on every call of these clients returns `error`; their work is gone, with what they
+    /// have pushed and nobody has taken yet.
     pub(super) fn fail(&mut self, keys: &[u32], error: u32) {
+        self.run_up_to_now();
         for key in keys {
             if let Some(channel) = self.channel(*key) {
                 // The first fault is the one that sticks.
@@ -132,7 +145,17 @@ impl Device {
             }
             self.engine.abort_client(*key);
         }
-        self.catch_up();
+        self.run_up_to_now();
+    }
+
+    /// What these clients held is free.
+    fn empty(&mut self, keys: &[u32]) {
+        for key in keys {
+            if let Some(peer) = self.peers.get_mut(key) {
+                peer.used_bytes = 0;
+                peer.contexts = 0;
+            }
+        }
     }
 
     /// A fault of one client: it takes along all that share its MPS server.
@@ -289,11 +312,13 @@ impl Device {
         self.tell_servers(event::MPS_FAULT, server.unsigned_abs().into());
     }
 
-    /// The MPS server is gone: its clients cannot reach the GPU any more.
+    /// The MPS server is gone: its clients cannot reach the GPU any more, nor those that it has let in
+    /// and that come only now.
     pub(super) fn server_died(&mut self, server: i32) {
         let orphans = self.clients(|p| p.server_pid == server);
-        self.fail(&orphans, 806);
+        self.fail(&orphans, code::MPS_SERVER_GONE);
         self.state.faulted_servers.remove(&server);
+        self.state.dead_servers.insert(server);
     }
 
     /// The MPS server has recovered: it takes clients again.
@@ -305,12 +330,7 @@ impl Device {
     pub(super) fn terminate(&mut self, pid: i32) -> bool {
         let keys = self.clients(|p| p.pid == pid && p.server_pid != 0);
         self.fail(&keys, 810);
-        for key in &keys {
-            if let Some(peer) = self.peers.get_mut(key) {
-                peer.used_bytes = 0;
-                peer.contexts = 0;
-            }
-        }
+        self.empty(&keys);
         !keys.is_empty()
     }
 }

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use muxflow_gpu_model::Load;
 use muxflow_gpu_model::profile::RefreshPeriods;
 
-use crate::channel::Op;
-
 /// Means of `N` quantities over the last whole period.
 #[derive(Debug, Clone, Copy)]
 struct Window<const N: usize> {
     period_ns: f64,
     phase_ns: f64,
     sums: [f64; N],
+    /// Sums of all periods that are over.
+    total: [f64; N],
     shown: [f64; N],
     /// Device time at which `shown` changed.
     shown_ns: f64,
@@ -20,7 +20,8 @@ struct Window<const N: usize> {
 
 impl<const N: usize> Window<N> {
     fn new(period_ns: f64, phase_ns: f64) -> Self {
-        Window { period_ns, phase_ns, sums: [0.0; N], shown: [0.0; N], shown_ns: 0.0 }
+        let zero = [0.0; N];
+        Window { period_ns, phase_ns, sums: zero, total: zero, shown: zero, shown_ns: 0.0 }
     }
 
     /// `dt` passes with constant values, beginning at `now`.
@@ -38,6 +39,7 @@ impl<const N: usize> Window<N> {
             }
             self.shown = self.sums.map(|s| s / self.period_ns);
             self.shown_ns = now;
+            self.add_to_total(self.sums);
             self.sums = [0.0; N];
             self.phase_ns = 0.0;
             let whole = (dt / self.period_ns).floor();
@@ -46,7 +48,40 @@ impl<const N: usize> Window<N> {
                 now += whole * self.period_ns;
                 dt -= whole * self.period_ns;
                 self.shown_ns = now;
+                self.add_to_total(values.map(|value| value * whole * self.period_ns));
             }
+        }
+    }
+
+    fn add_to_total(&mut self, more: [f64; N]) {
+        for (total, more) in self.total.iter_mut().zip(more) {
+            *total += more;
+        }
+    }
+}
+
+/// A value that is looked at once per period, and shown until the next look.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    period_ns: f64,
+    next_ns: f64,
+    shown: Option<f64>,
+    shown_ns: f64,
+}
+
+impl Held {
+    fn new(period_ns: f64) -> Self {
+        Held { period_ns, next_ns: period_ns, shown: None, shown_ns: 0.0 }
+    }
+
+    /// It is `now`, and this is the value.
+    fn see(&mut self, now: f64, value: f64) {
+        // A hair early is rounding.
+        if self.shown.is_none() || now + 1.0 >= self.next_ns {
+            self.shown = Some(value);
+            let periods = ((now + 1.0) / self.period_ns).floor();
+            self.shown_ns = periods * self.period_ns;
+            self.next_ns = self.shown_ns + self.period_ns;
         }
     }
 }
@@ -64,6 +99,12 @@ pub(crate) struct Meters {
     profiling: Window<5>,
     utilisation: Window<2>,
     power: Window<1>,
+    /// Until the first power period is over.
+    first_power_w: Option<f64>,
+    /// Bytes per nanosecond over PCIe, to the device and from it, in the profiling counters' periods.
+    pcie: Window<2>,
+    clock: Held,
+    temperature: Held,
     clients: BTreeMap<u32, ClientMeter>,
     utilisation_ns: f64,
     /// Integrals since the start, device seconds: graphics, SM, occupancy, tensor, DRAM.
@@ -85,6 +126,10 @@ impl Meters {
             profiling: Window::new(ns(refresh.profiling.0), 0.0),
             utilisation: Window::new(utilisation_ns, 0.0),
             power: Window::new(ns(refresh.power.0), 0.0),
+            first_power_w: None,
+            pcie: Window::new(ns(refresh.profiling.0), 0.0),
+            clock: Held::new(ns(refresh.clock.0)),
+            temperature: Held::new(ns(refresh.power.0)),
             clients: BTreeMap::new(),
             utilisation_ns,
             integrals: [0.0; 5],
@@ -104,8 +149,8 @@ impl Meters {
         self.clients.remove(&client);
     }
 
-    /// Time passes under a constant load.
-    pub(crate) fn pass(&mut self, dt: f64, load: &Load, power_w: f64) {
+    /// Time passes under a constant load, with so many bytes per nanosecond to and from the host.
+    pub(crate) fn pass(&mut self, dt: f64, load: &Load, power_w: f64, pcie: [f64; 2]) {
         let busy = if load.busy { 1.0 } else { 0.0 };
         // The tensor pipes see a part of what the SMs issue; no public figure says more.
         let tensor = load.intensity * load.sm_activity * 0.5;
@@ -113,6 +158,11 @@ impl Meters {
         self.profiling.pass(self.now_ns, dt, five);
         self.utilisation.pass(self.now_ns, dt, [busy, load.dram_activity]);
         self.power.pass(self.now_ns, dt, [power_w]);
+        self.first_power_w.get_or_insert(power_w);
+        self.pcie.pass(self.now_ns, dt, pcie);
+        for (bytes, rate) in self.pcie_bytes.iter_mut().zip(pcie) {
+            *bytes += rate * dt;
+        }
         for (integral, value) in self.integrals.iter_mut().zip(five) {
             *integral += value * dt / 1e9;
         }
@@ -135,12 +185,33 @@ impl Meters {
         }
     }
 
-    pub(crate) fn add_pcie(&mut self, engine: Op, bytes: f64) {
-        match engine {
-            Op::CopyIn => self.pcie_bytes[0] += bytes,
-            Op::CopyOut => self.pcie_bytes[1] += bytes,
-            _ => {}
-        }
+    /// What the clock and the temperature are now.
+    pub(crate) fn see(&mut self, clock_mhz: f64, temperature_c: f64) {
+        self.clock.see(self.now_ns, clock_mhz);
+        self.temperature.see(self.now_ns, temperature_c);
+    }
+
+    /// Clock as it was last looked at, and when; none before the first look.
+    pub(crate) fn clock_mhz(&self) -> Option<(f64, f64)> {
+        self.clock.shown.map(|mhz| (mhz, self.clock.shown_ns))
+    }
+
+    /// Temperature as it was last looked at.
+    pub(crate) fn temperature_c(&self) -> Option<f64> {
+        self.temperature.shown
+    }
+
+    /// Bytes per second to and from the host over the last profiling period.
+    pub(crate) fn pcie_bytes_per_s(&self) -> [f64; 2] {
+        self.pcie.shown.map(|rate| rate * 1e9)
+    }
+
+    /// Sums up to the end of the last profiling period: the five counters in seconds, and bytes to and
+    /// from the host.
+    pub(crate) fn profiling_sums(&self) -> [f64; 7] {
+        let [a, b, c, d, e] = self.profiling.total.map(|sum| sum / 1e9);
+        let [to, from] = self.pcie.total;
+        [a, b, c, d, e, to, from]
     }
 
     /// Means over the last profiling period, and when they changed.
@@ -148,17 +219,19 @@ impl Meters {
         (self.profiling.shown, self.profiling.shown_ns)
     }
 
-    /// Busy and DRAM over the last utilisation period.
-    pub(crate) fn utilisation(&self) -> [f64; 2] {
-        self.utilisation.shown
+    /// Busy and DRAM over the last utilisation period, and when they changed.
+    pub(crate) fn utilisation(&self) -> ([f64; 2], f64) {
+        (self.utilisation.shown, self.utilisation.shown_ns)
     }
 
-    /// Mean power over the last power period.
-    pub(crate) fn power_w(&self) -> Option<f64> {
-        (self.power.shown_ns > 0.0).then_some(self.power.shown[0])
+    /// Mean power over the last power period, and when it changed.
+    pub(crate) fn power_w(&self) -> Option<(f64, f64)> {
+        let first = self.first_power_w.map(|watts| (watts, 0.0));
+        let shown = (self.power.shown[0], self.power.shown_ns);
+        if self.power.shown_ns > 0.0 { Some(shown) } else { first }
     }
 
-    /// Busy and DRAM of one client over the last utilisation period.
+    /// Busy and DRAM of one client over the last utilisation period, and when they changed.
     pub(crate) fn client(&mut self, client: u32) -> ([f64; 2], f64) {
         let now = self.now_ns;
         let Some(it) = self.clients.get_mut(&client) else { return ([0.0; 2], 0.0) };
@@ -167,5 +240,46 @@ impl Meters {
             it.now_ns = now;
         }
         (it.window.shown, it.window.shown_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// However time is cut into pieces, a value is shown for a whole period and is its mean.
+        #[test]
+        fn a_window_shows_the_mean_of_each_period(cuts in prop::collection::vec((1.0_f64..5000.0, 0.0_f64..1.0), 1..60)) {
+            let mut window = Window::<1>::new(1000.0, 0.0);
+            let mut now = 0.0;
+            let mut exact = 0.0;
+            for (dt, value) in cuts {
+                window.pass(now, dt, [value]);
+                now += dt;
+                exact += dt * value;
+                let over = (now / 1000.0 + 1e-6).floor() * 1000.0;
+                prop_assert!((window.shown_ns - over).abs() < 1.0, "{} at {now}", window.shown_ns);
+                prop_assert!((0.0..=1.0 + 1e-9).contains(&window.shown[0]));
+                prop_assert!((window.total[0] + window.sums[0] - exact).abs() < 1e-3);
+            }
+        }
+
+        /// A held value changes at multiples of its period only.
+        #[test]
+        fn a_held_value_is_as_old_as_it_says(steps in prop::collection::vec(1.0_f64..300.0, 1..100)) {
+            let mut held = Held::new(100.0);
+            let mut now = 0.0;
+            for (i, step) in steps.into_iter().enumerate() {
+                let before = (held.shown, held.shown_ns);
+                held.see(now, i as f64);
+                if (held.shown, held.shown_ns) != before {
+                    prop_assert_eq!(held.shown, Some(i as f64));
+                }
+                prop_assert!(held.shown_ns <= now + 1.0 && now - held.shown_ns < 100.0 + 1.0);
+                now += step;
+            }
+        }
     }
 }

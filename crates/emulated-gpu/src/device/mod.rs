@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::channel::{Channel, MAGIC, Public, Shared};
 use crate::facts::{Facts, text};
@@ -145,6 +145,8 @@ impl Device {
         facts.index = options.index as u32;
         facts.pci = [0, 0x3b + options.index as u32, 0];
         facts.time_factor = options.time_factor;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        facts.started_us = since.map_or(0, |d| d.as_micros() as u64);
         facts.uuid = uuid(&options.node, options.index, options.seed);
         facts.serial = text(&format!("13220{:08}", 21_000_000 + options.index));
         let rates = CopyRates {
@@ -191,8 +193,13 @@ impl Device {
 
     /// Takes what the clients pushed, lets time pass up to now, and tells them.
     fn catch_up(&mut self) {
-        let now = sys::monotonic_ns();
         self.fire_due_faults();
+        self.run_up_to_now();
+    }
+
+    /// The same without faults that are due.
+    fn run_up_to_now(&mut self) {
+        let now = sys::monotonic_ns();
         for (key, peer) in &mut self.peers {
             let Some(channel) = &peer.channel else { continue };
             let head = channel.head.0.load(Ordering::Acquire);
@@ -208,6 +215,10 @@ impl Device {
             }
             peer.tail = head;
             channel.tail.0.store(head, Ordering::Release);
+            if from < head && channel.fault.load(Ordering::SeqCst) != 0 {
+                // What was pushed past a fault never runs.
+                self.engine.abort_client(*key);
+            }
             let hosts: Vec<u32> = self.engine.hosts(*key).collect();
             for stream in hosts {
                 let done = channel.streams[stream as usize].host_done.load(Ordering::Acquire);

@@ -15,6 +15,7 @@ pub(crate) mod code {
     pub(crate) const OUT_OF_MEMORY: u32 = 2;
     pub(crate) const DEVICE_UNAVAILABLE: u32 = 46;
     pub(crate) const INVALID_VALUE: u32 = 1;
+    pub(crate) const MPS_SERVER_GONE: u32 = 806;
     pub(crate) const MPS_SERVER_NOT_READY: u32 = 807;
     pub(crate) const MPS_MAX_CLIENTS: u32 = 808;
     pub(crate) const NOT_SUPPORTED: u32 = 801;
@@ -97,13 +98,18 @@ impl Device {
             if let Some(peer) = self.peers.get_mut(&key) {
                 peer.role = Role::Server;
                 peer.pidfd = sys::pidfd(peer.pid);
+                // The number of one that died may come again.
+                self.state.dead_servers.remove(&peer.pid);
             }
             return plain(0, &[]);
         } else if is(Kind::Terminate) {
             let found = self.terminate(v[0] as i32);
             return plain(if found { 0 } else { code::INVALID_VALUE }, &[]);
         } else if is(Kind::Inject) {
-            return plain(self.inject(v[0], v[1], v[2], v[3] as i32, v[4]), &[]);
+            // A client speaks of itself, and may know itself by the number of another namespace.
+            let client = self.peers.get(&key).filter(|p| p.role == Role::Client).map(|p| p.pid);
+            let pid = client.unwrap_or(v[3] as i32);
+            return plain(self.inject(v[0], v[1], v[2], pid, v[4]), &[]);
         } else if is(Kind::Set) {
             if v[0] == 3 {
                 self.server_recovered(v[1] as i32);
@@ -128,6 +134,9 @@ impl Device {
         let server_pid = server as i32;
         if server_pid != 0 && self.state.faulted_servers.contains(&server_pid) {
             return refuse(code::MPS_SERVER_NOT_READY);
+        }
+        if self.state.dead_servers.contains(&server_pid) {
+            return refuse(code::MPS_SERVER_GONE);
         }
         let sms = f64::from(self.facts.sms);
         let sm_cap = if cap == 0 { sms } else { (cap as f64 / 1000.0).clamp(1.0, sms) };
@@ -239,16 +248,19 @@ impl Device {
     pub(super) fn stats(&self) -> Stats {
         let m = &self.engine.meters;
         let (profiling, profiling_ns) = m.profiling();
-        let [busy, dram] = m.utilisation();
+        let ([busy, dram], utilisation_ns) = m.utilisation();
         let pct = |fraction: f64| (fraction * 100.0).round().clamp(0.0, 100.0) as u32;
-        let clock = self.engine.clock_mhz();
-        let power = m.power_w().unwrap_or_else(|| self.engine.power_w());
+        let now_clock = self.engine.clock_mhz();
+        let (clock, clock_ns) = m.clock_mhz().unwrap_or((now_clock, 0.0));
+        let (power, power_ns) = m.power_w().unwrap_or_else(|| (self.engine.power_w(), 0.0));
+        let temperature = m.temperature_c().unwrap_or_else(|| self.engine.temperature_c());
         // What the sensors say, which is the truth unless they were told to lie.
         let lie = u64::from(self.state.sensor_lie_pct);
         let said = |truth: u64, most: u64| if lie == 0 { truth } else { most * lie / 100 };
         Stats {
             time_ns: self.engine.now_ns() as u64,
             profiling_time_ns: profiling_ns as u64,
+            sensor_time_ns: [utilisation_ns, clock_ns, power_ns].map(|ns| ns as u64),
             used_bytes: said(self.used_bytes(), self.facts.memory_bytes[0]),
             utilisation_pct: [pct(busy), pct(dram)],
             clock_mhz: [
@@ -256,10 +268,12 @@ impl Device {
                 self.facts.memory_mhz,
             ],
             power_mw: [(power * 1e3) as u32, self.facts.power_limit_mw[0]],
-            temperature_c: self.engine.temperature_c().round() as u32,
-            throttle_reasons: self.throttle_reasons(clock, busy),
+            temperature_c: temperature.round() as u32,
+            throttle_reasons: self.throttle_reasons(now_clock, busy),
             profiling,
             integrals: m.integrals,
+            profiling_sums: m.profiling_sums(),
+            pcie_bytes_per_s: m.pcie_bytes_per_s(),
             energy_mj: (m.energy_j * 1e3) as u64,
             pcie_bytes: m.pcie_bytes.map(|b| b as u64),
             kernels: m.kernels,
@@ -271,7 +285,7 @@ impl Device {
             nvml_blocked: u32::from(self.state.nvml_blocked),
             recovery_action: self.state.recovery_action,
             lost: u32::from(self.state.lost),
-            reserved: 0,
+            dcgm_error: self.state.dcgm_error,
         }
     }
 
@@ -294,18 +308,17 @@ impl Device {
 
     fn processes(&mut self) -> Vec<Process> {
         let mut all = Vec::new();
-        let now = self.engine.now_ns() as u64;
         for (key, peer) in &self.peers {
             if peer.role == Role::Observer || (peer.role == Role::Client && peer.contexts == 0) {
                 continue;
             }
-            let ([busy, dram], _) = self.engine.meters.client(*key);
+            let ([busy, dram], changed_ns) = self.engine.meters.client(*key);
             all.push(Process {
                 pid: peer.pid as u32,
                 server_pid: peer.server_pid as u32,
                 used_bytes: peer.used_bytes,
                 utilisation_pct: [(busy * 100.0).round() as u32, (dram * 100.0).round() as u32],
-                time_ns: now,
+                time_ns: changed_ns as u64,
                 sm_cap_thousandths: (peer.sm_cap * 1000.0) as u32,
                 is_server: u32::from(peer.role == Role::Server),
             });

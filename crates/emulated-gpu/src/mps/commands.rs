@@ -1,6 +1,6 @@
 //! The commands of the control program, version 2.
 
-use super::daemon::{Daemon, Status, facts};
+use super::daemon::{Daemon, command_of, device_facts, device_processes, uuid_text};
 use super::limits::{Limits, device_key, parse_size};
 
 impl Daemon {
@@ -8,27 +8,31 @@ impl Daemon {
     pub(super) fn command(&mut self, line: &str) -> (bool, String) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let Some(name) = words.first() else { return (true, String::new()) };
-        let result = match *name {
-            "get_server_list" => Ok(lines(self.servers.keys())),
-            "get_server_status" => self.server_status(&words),
-            "get_client_list" => self.client_list(&words),
-            "get_device_client_list" => Ok(self.all_clients()),
-            "ps" => Ok(self.table()),
-            "terminate_client" => self.terminate(&words),
-            "start_server" => self.start(&words),
-            "shutdown_server" => self.shutdown(&words),
-            "quit" => {
-                self.quitting = true;
-                Ok(String::new())
-            }
-            "device_query" => Ok(self.devices()),
-            "lspart" => Ok(self.devices() + &self.partition_lines()),
-            "sm_partition" => self.partition_command(&words),
-            _ => self.limit_command(&words),
+        let result = if self.options.protocol == 3 {
+            self.module_verb(&words)
+        } else {
+            self.legacy(name, &words)
         };
         match result {
             Ok(text) => (true, text),
             Err(text) => (false, text + "\n"),
+        }
+    }
+
+    fn legacy(&mut self, name: &str, words: &[&str]) -> Result<String, String> {
+        match name {
+            "get_server_list" => Ok(lines(self.servers.keys())),
+            "get_server_status" => self.server_status(words),
+            "get_client_list" => self.client_list(words),
+            "get_device_client_list" => self.device_clients(words),
+            "ps" => Ok(self.table()),
+            "terminate_client" => self.terminate(words),
+            "start_server" => self.start(words),
+            "shutdown_server" => self.shutdown(words),
+            "device_query" => Ok(self.devices()),
+            "lspart" => Ok(self.devices() + &self.partition_lines()),
+            "sm_partition" => self.partition_command(words),
+            _ => self.limit_command(words),
         }
     }
 
@@ -44,12 +48,7 @@ impl Daemon {
 
     fn server_status(&self, words: &[&str]) -> Result<String, String> {
         let pid = self.server(words, 1)?;
-        Ok(match self.servers[&pid].status {
-            Status::Initializing => "INITIALIZING\n",
-            Status::Active => "ACTIVE\n",
-            Status::Fault => "FAULT\n",
-        }
-        .to_owned())
+        Ok(format!("{}\n", self.servers[&pid].status.word()))
     }
 
     fn client_list(&self, words: &[&str]) -> Result<String, String> {
@@ -57,19 +56,35 @@ impl Daemon {
         Ok(lines(self.clients_of(pid).iter()))
     }
 
-    fn all_clients(&self) -> String {
-        self.servers.keys().map(|pid| lines(self.clients_of(*pid).iter())).collect()
+    /// Each device, and below it the clients on it; of one server when it is named.
+    fn device_clients(&self, words: &[&str]) -> Result<String, String> {
+        let server = if words.len() > 1 { Some(self.server(words, 1)?) } else { None };
+        let mut text = String::new();
+        for gpu in &self.options.gpus {
+            let Some(facts) = device_facts(&self.options.node, *gpu) else { continue };
+            text += &format!("{}\n", uuid_text(&facts));
+            let here = self.clients_on(*gpu);
+            let here = here.iter().filter(|(_, of)| server.is_none_or(|server| server == *of));
+            text += &lines(here.map(|(pid, _)| pid));
+        }
+        Ok(text)
+    }
+
+    /// Clients of this daemon with a context on a GPU, and their servers.
+    pub(super) fn clients_on(&self, gpu: usize) -> Vec<(i32, u32)> {
+        let all = device_processes(&self.options.node, gpu);
+        let ours = all.iter().filter(|p| self.servers.contains_key(&p.server_pid));
+        ours.map(|p| (p.pid.cast_signed(), p.server_pid)).collect()
     }
 
     fn table(&self) -> String {
         let mut text =
             "PID       ID    SERVER    DEVICE             NAMESPACE    COMMAND\n".to_owned();
-        let device = self.options.gpus.first().and_then(|g| facts(&self.options.node, *g));
-        let device = device.map(|d| format!("GPU-{}", &d[..8])).unwrap_or_default();
-        for server in self.servers.keys() {
-            for pid in self.clients_of(*server) {
-                let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-                let name = name.trim();
+        for gpu in &self.options.gpus {
+            let Some(facts) = device_facts(&self.options.node, *gpu) else { continue };
+            let device = &uuid_text(&facts)[..12];
+            for (pid, server) in self.clients_on(*gpu) {
+                let name = command_of(pid);
                 text += &format!("{pid:<9} 0     {server:<9} {device:<18} 0            {name}\n");
             }
         }
@@ -79,8 +94,8 @@ impl Daemon {
     fn devices(&self) -> String {
         let mut text = "GPU\tUUID\n".to_owned();
         for gpu in &self.options.gpus {
-            if let Some(uuid) = facts(&self.options.node, *gpu) {
-                text += &format!("{gpu}\t{uuid}\n");
+            if let Some(facts) = device_facts(&self.options.node, *gpu) {
+                text += &format!("{gpu}\t{}\n", uuid_text(&facts));
             }
         }
         text
@@ -93,9 +108,13 @@ impl Daemon {
         if !self.clients_of(server).contains(&client) {
             return Err(format!("Client {client} not found"));
         }
+        self.throw_out(server, client);
+        Ok(String::new())
+    }
+
+    pub(super) fn throw_out(&mut self, server: u32, client: i32) {
         self.tell_server(server, 1, u64::from(client.unsigned_abs()));
         self.log(&format!("Client {client} of server {server} terminated"));
-        Ok(String::new())
     }
 
     fn start(&mut self, words: &[&str]) -> Result<String, String> {
@@ -103,18 +122,33 @@ impl Daemon {
             Some(["-uid", uid]) => uid.parse().map_err(|_| format!("{uid} is not a user ID"))?,
             _ => return Err("start_server -uid USER".to_owned()),
         };
-        if let Some((pid, _)) = self.servers.iter().find(|(_, s)| s.uid == uid) {
-            return Ok(format!("{pid}\n"));
+        self.server_of_user(uid)
+    }
+
+    pub(super) fn server_of_user(&mut self, uid: u32) -> Result<String, String> {
+        let all = self.options.multi_user;
+        match self.servers.iter().find(|(_, s)| all || s.uid == uid) {
+            Some((pid, server)) if server.closing => {
+                return Err(format!("Server {pid} is shutting down"));
+            }
+            Some((pid, _)) => return Ok(format!("{pid}\n")),
+            None => {}
         }
-        self.start_server(uid).map(|pid| format!("{pid}\n")).ok_or("cannot start it".to_owned())
+        if let Some((pid, server)) =
+            self.servers.iter().find(|(pid, _)| !self.clients_of(**pid).is_empty())
+        {
+            return Err(format!("Server {pid} has clients of user {}", server.uid));
+        }
+        self.server_for(uid).map(|pid| format!("{pid}\n")).ok_or("cannot start it".to_owned())
     }
 
     fn shutdown(&mut self, words: &[&str]) -> Result<String, String> {
         let pid = self.server(words, 1)?;
-        if !self.clients_of(pid).is_empty() && !words.contains(&"-f") {
-            return Err(format!("Server {pid} has clients"));
+        if words.contains(&"-f") {
+            self.stop_server(pid);
+        } else if let Some(server) = self.servers.get_mut(&pid) {
+            server.closing = true;
         }
-        self.stop_server(pid);
         Ok(String::new())
     }
 

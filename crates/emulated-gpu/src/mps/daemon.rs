@@ -6,15 +6,15 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::Duration;
 
-use super::limits::Limits;
+use super::closing::{self, Quit};
+use super::limits::{Limits, device_key};
 use super::partitions::Partition;
 use super::server::report;
 use super::{code, topic};
-use crate::facts::Facts;
+use crate::facts::{Facts, Process, Stats};
 use crate::node::Node;
-use crate::wire::{self, Kind, Message, Received, Socket};
+use crate::wire::{self, Kind, Message, Plain, Received, Socket};
 use crate::{EmulationError, sys};
 
 /// Most clients of one server.
@@ -37,6 +37,8 @@ pub struct Options {
     pub multi_user: bool,
     /// Every client names a partition of the SMs.
     pub static_partitions: bool,
+    /// Version of the commands: 2 or 3.
+    pub protocol: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,11 +48,23 @@ pub(super) enum Status {
     Fault,
 }
 
+impl Status {
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Status::Initializing => "INITIALIZING",
+            Status::Active => "ACTIVE",
+            Status::Fault => "FAULT",
+        }
+    }
+}
+
 pub(super) struct Server {
     pub child: Child,
     pub uid: u32,
     pub status: Status,
     pub hung: bool,
+    /// Takes no clients any more, and ends with its last.
+    pub closing: bool,
     /// Its connection, by key.
     pub peer: Option<u64>,
     /// Limits for clients to come.
@@ -63,6 +77,8 @@ pub(super) struct Client {
     /// Its server; none while it waits.
     pub server: Option<u32>,
     own: String,
+    /// Readable once its process is gone; children may hold copies of its connection.
+    life: Option<OwnedFd>,
 }
 
 enum Peer {
@@ -75,6 +91,11 @@ enum Peer {
 pub(super) struct Daemon {
     pub options: Options,
     listener: OwnedFd,
+    /// One connection to each device, to notice that its process is gone.
+    devices: Vec<Socket>,
+    /// UUIDs of the served GPUs. Asked for at the start: the paths of the devices are gone when the
+    /// container is that started the daemon.
+    served: String,
     peers: BTreeMap<u64, (Socket, Peer)>,
     next: u64,
     pub servers: BTreeMap<u32, Server>,
@@ -82,9 +103,11 @@ pub(super) struct Daemon {
     pub partitions: BTreeMap<String, Partition>,
     pub partitions_made: u32,
     pub quitting: bool,
+    pub quit: Option<Quit>,
 }
 
-/// Runs until `quit`, or until its directory is removed.
+/// Runs until `quit`, until its directory is removed, or until its last device is gone: a node that ends
+/// takes its daemons along, whoever has started them.
 pub fn run(options: Options) -> Result<(), EmulationError> {
     let write = |path: &Path| {
         let path = path.to_owned();
@@ -99,9 +122,17 @@ pub fn run(options: Options) -> Result<(), EmulationError> {
         return Err(EmulationError::Write { path, source });
     }
     let listener = wire::listen(&path).map_err(write(&path))?;
+    let directory = std::fs::File::open(&options.pipe_directory);
+    let directory = directory.map_err(write(&options.pipe_directory))?;
     let pid_file = options.pipe_directory.join("nvidia-cuda-mps-control.pid");
     std::fs::write(&pid_file, format!("{}\n", std::process::id())).map_err(write(&pid_file))?;
+    let devices =
+        options.gpus.iter().filter_map(|g| Socket::connect(&options.node.socket(*g)).ok());
+    let served = options.gpus.iter().filter_map(|g| device_facts(&options.node, *g));
+    let served: Vec<String> = served.map(|f| device_key(&uuid_text(&f))).collect();
     let mut daemon = Daemon {
+        devices: devices.collect(),
+        served: served.join(","),
         options,
         listener,
         peers: BTreeMap::new(),
@@ -111,10 +142,13 @@ pub fn run(options: Options) -> Result<(), EmulationError> {
         partitions: BTreeMap::new(),
         partitions_made: 0,
         quitting: false,
+        quit: None,
     };
     daemon.log("Starting control daemon");
-    // Who removes its directory has no use for it any more: nobody could find it there.
-    while !daemon.quitting && path.exists() {
+    // Who removes its directory has no use for it any more: nobody could find it there. Looked at through
+    // the directory itself: a container that is gone may have taken its mounts along, and clients still
+    // find the daemon where the host has it.
+    while !daemon.quitting && sys::has_entry(directory.as_fd(), c"control") {
         daemon.turn()?;
     }
     daemon.log("Exiting");
@@ -129,6 +163,7 @@ pub fn run(options: Options) -> Result<(), EmulationError> {
             // Somebody has cleaned up already.
         }
     }
+    daemon.answer_quit();
     Ok(())
 }
 
@@ -147,13 +182,26 @@ impl Daemon {
     fn turn(&mut self) -> Result<(), EmulationError> {
         let keys: Vec<u64> = self.peers.keys().copied().collect();
         let mut fds = vec![self.listener.as_raw_fd()];
+        fds.extend(self.devices.iter().map(Socket::fd));
+        let watched = fds.len();
         fds.extend(self.peers.values().map(|(socket, _)| socket.fd()));
+        let lives = self.peers.iter().filter_map(|(key, (_, peer))| match peer {
+            Peer::Client(Client { life: Some(life), .. }) => Some((*key, life.as_raw_fd())),
+            _ => None,
+        });
+        let (alive, lives): (Vec<u64>, Vec<i32>) = lives.unzip();
+        fds.extend(lives);
         let mut ready = Vec::new();
-        sys::poll(&fds, Some(Duration::from_millis(500)), &mut ready)
+        sys::poll(&fds, Some(self.patience()), &mut ready)
             .map_err(|source| EmulationError::System { what: "wait for clients", source })?;
         for (i, key) in keys.iter().enumerate() {
-            if ready[i + 1] {
+            if ready[watched + i] {
                 self.serve(*key);
+            }
+        }
+        for (key, gone) in alive.iter().zip(&ready[watched + keys.len()..]) {
+            if *gone {
+                self.lost(*key);
             }
         }
         if ready[0] {
@@ -162,10 +210,26 @@ impl Daemon {
                 self.next += 1;
             }
         }
+        self.lose_devices(&ready[1..watched]);
         self.reap();
         self.recover();
+        self.close_down();
         self.let_in();
         Ok(())
+    }
+
+    fn lose_devices(&mut self, ready: &[bool]) {
+        if !ready.contains(&true) {
+            return;
+        }
+        let mut ready = ready.iter();
+        self.devices.retain(|socket| {
+            !ready.next().is_some_and(|ready| *ready) || matches!(socket.receive(), Ok(Some(_)))
+        });
+        if self.devices.is_empty() {
+            self.log("No device is left");
+            self.quitting = true;
+        }
     }
 
     fn serve(&mut self, key: u64) {
@@ -178,6 +242,7 @@ impl Daemon {
         let Received { message, tail, .. } = received;
         let text = String::from_utf8_lossy(&tail).into_owned();
         match message.values[0] {
+            topic::COMMAND if closing::is_quit(&text) => self.begin_quit(key, &text),
             topic::COMMAND => {
                 let (ok, answer) = self.command(text.trim());
                 let status = u32::from(!ok);
@@ -185,7 +250,7 @@ impl Daemon {
             }
             topic::CLIENT => {
                 self.log(&format!("Accepting connection from pid {pid}, user {uid}"));
-                let client = Client { pid, uid, server: None, own: text };
+                let client = Client { pid, uid, server: None, own: text, life: sys::pidfd(pid) };
                 if let Some((_, peer)) = self.peers.get_mut(&key) {
                     *peer = Peer::Client(client);
                 }
@@ -195,14 +260,14 @@ impl Daemon {
         }
     }
 
-    fn reply(&mut self, key: u64, message: &Message, tail: &[u8]) {
+    pub(super) fn reply(&mut self, key: u64, message: &Message, tail: &[u8]) {
         let Some((socket, _)) = self.peers.get(&key) else { return };
         if socket.send(message, tail, &[]).is_err() {
             self.lost(key);
         }
     }
 
-    fn lost(&mut self, key: u64) {
+    pub(super) fn lost(&mut self, key: u64) {
         if let Some((_, Peer::Client(client))) = self.peers.remove(&key) {
             self.log(&format!("Client {} disconnected", client.pid));
         }
@@ -286,17 +351,18 @@ impl Daemon {
         all.collect()
     }
 
+    /// Clients without a server, and their users.
+    pub(super) fn waiting(&self) -> Vec<(u64, u32)> {
+        let all = self.peers.iter().filter_map(|(key, (_, p))| match p {
+            Peer::Client(c) if c.server.is_none() => Some((*key, c.uid)),
+            _ => None,
+        });
+        all.collect()
+    }
+
     /// Lets those in who wait and can be served now.
     fn let_in(&mut self) {
-        let waiting: Vec<(u64, u32)> = self
-            .peers
-            .iter()
-            .filter_map(|(key, (_, p))| match p {
-                Peer::Client(c) if c.server.is_none() => Some((*key, c.uid)),
-                _ => None,
-            })
-            .collect();
-        for (key, uid) in waiting {
+        for (key, uid) in self.waiting() {
             let Some(pid) = self.server_for(uid) else { continue };
             let Some(server) = self.servers.get(&pid) else { continue };
             if server.hung || server.status == Status::Initializing {
@@ -333,26 +399,18 @@ impl Daemon {
         }
         client.server = Some(pid);
         let who = client.pid;
-        let text = format!("{}\n{}", both.to_text(), self.served());
+        let text = format!("{}\n{}", both.to_text(), self.served);
         self.log(&format!("NEW CLIENT {who} from user {}: Server {pid}", self.servers[&pid].uid));
         self.reply(key, &Message::reply(0, &[pid.into()]), text.as_bytes());
     }
 
-    /// UUIDs of the served GPUs; empty when all are.
-    fn served(&self) -> String {
-        if self.options.gpus.len() == self.options.node.gpu_count() {
-            return String::new();
-        }
-        let uuids = self.options.gpus.iter().filter_map(|g| facts(&self.options.node, *g));
-        uuids.collect::<Vec<_>>().join(",")
-    }
-
     /// The server of a user. Without multi-user mode only one user is served at a time: others
     /// wait until its clients have left.
-    fn server_for(&mut self, uid: u32) -> Option<u32> {
+    pub(super) fn server_for(&mut self, uid: u32) -> Option<u32> {
         let same = |s: &Server| self.options.multi_user || s.uid == uid;
-        if let Some((pid, _)) = self.servers.iter().find(|(_, s)| same(s)) {
-            return Some(*pid);
+        if let Some((pid, server)) = self.servers.iter().find(|(_, s)| same(s)) {
+            // Who comes while it closes waits for the next.
+            return (!server.closing).then_some(*pid);
         }
         let others: Vec<u32> = self.servers.keys().copied().collect();
         if others.iter().any(|pid| !self.clients_of(*pid).is_empty()) {
@@ -396,6 +454,7 @@ impl Daemon {
             uid,
             status: Status::Initializing,
             hung: false,
+            closing: false,
             peer: None,
             limits: self.defaults.clone(),
         };
@@ -404,16 +463,31 @@ impl Daemon {
     }
 }
 
-/// Hex digits of a GPU's UUID.
-pub(super) fn facts(node: &Node, gpu: usize) -> Option<String> {
-    device_facts(node, gpu).map(|facts| facts.uuid.iter().map(|b| format!("{b:02x}")).collect())
+/// `GPU-xxxxxxxx-xxxx-...`
+pub(super) fn uuid_text(facts: &Facts) -> String {
+    let hex: String = facts.uuid.iter().map(|b| format!("{b:02x}")).collect();
+    let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+    format!("GPU-{}", parts.join("-"))
+}
+
+/// What a process calls itself.
+pub(super) fn command_of(pid: i32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+}
+
+fn ask(node: &Node, gpu: usize, kind: Kind) -> Option<Received> {
+    let socket = Socket::connect(&node.socket(gpu)).ok()?;
+    socket.ask(&Message::new(kind, &[]), &[], &[]).ok()
 }
 
 /// What a GPU is.
 pub(super) fn device_facts(node: &Node, gpu: usize) -> Option<Facts> {
-    use crate::wire::Plain;
-    let socket = Socket::connect(&node.socket(gpu)).ok()?;
-    let answer = socket.ask(&Message::new(Kind::Stats, &[]), &[], &[]).ok()?;
-    let at = size_of::<crate::facts::Stats>();
-    Facts::from_bytes(answer.tail.get(at..)?)
+    let answer = ask(node, gpu, Kind::Stats)?;
+    Facts::from_bytes(answer.tail.get(size_of::<Stats>()..)?)
+}
+
+/// Who is on a GPU.
+pub(super) fn device_processes(node: &Node, gpu: usize) -> Vec<Process> {
+    let tail = ask(node, gpu, Kind::Processes).map(|answer| answer.tail).unwrap_or_default();
+    tail.chunks_exact(size_of::<Process>()).filter_map(Process::from_bytes).collect()
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub struct Limits {
     /// Per cent of SMs.
     pub thread_pct: f64,
-    /// Bytes by device: an index or hex digits of a UUID.
+    /// Bytes by device: its place among those that the daemon serves, or hex digits of a UUID.
     pub memory: BTreeMap<String, u64>,
     /// 0 normal, 1 below normal.
     pub priority: u32,
@@ -42,7 +42,7 @@ pub fn parse_size(text: &str) -> Option<u64> {
         "G" | "GB" => 30,
         _ => return None,
     };
-    number.checked_shl(shift)
+    number.checked_mul(1 << shift)
 }
 
 /// `0=1G,GPU-uuid=512MB`; what cannot be read is left out.
@@ -104,9 +104,9 @@ impl Limits {
     }
 
     /// The limit of a device, which may be named by index or UUID.
-    pub fn memory_of(&self, index: u32, uuid_hex: &str) -> Option<u64> {
+    pub fn memory_of(&self, place: usize, uuid_hex: &str) -> Option<u64> {
         let fits =
-            |key: &str| key == index.to_string() || (key.len() >= 8 && uuid_hex.starts_with(key));
+            |key: &str| key == place.to_string() || (key.len() >= 8 && uuid_hex.starts_with(key));
         self.memory.iter().filter(|(key, _)| fits(key)).map(|(_, bytes)| *bytes).min()
     }
 }
@@ -139,5 +139,6 @@ mod tests {
         assert_eq!(parse_size("512MB"), Some(512 << 20));
         assert_eq!(parse_size("4096"), Some(4096));
         assert_eq!(parse_size("many"), None);
+        assert_eq!(parse_size("17179869184G"), None, "more than can be counted");
     }
 }

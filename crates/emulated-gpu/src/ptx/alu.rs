@@ -58,6 +58,24 @@ pub(crate) fn f32_to_f16(value: f32) -> u16 {
     sign | packed as u16
 }
 
+/// A double to half precision, to the nearest: on the way through single precision what is cut off
+/// leaves its trace in the last bit.
+fn f64_to_f16(value: f64) -> u16 {
+    let near = value as f32;
+    let wide = f64::from(near);
+    if !near.is_finite() || wide.to_bits() == value.to_bits() {
+        return f32_to_f16(near);
+    }
+    let below = near.to_bits() - u32::from(wide.abs() > value.abs());
+    f32_to_f16(f32::from_bits(below | 1))
+}
+
+/// A subnormal single-precision number becomes zero of its sign; all else stays.
+pub(crate) fn flush(ty: Ty, bits: u64) -> u64 {
+    let subnormal = ty == Ty::F32 && f32_of(bits).is_subnormal();
+    if subnormal { bits & 0x8000_0000 } else { bits }
+}
+
 /// One, two or three operands to one result, already fitted.
 pub(crate) fn compute(code: Code, ty: Ty, a: u64, b: u64, c: u64) -> u64 {
     let result = match ty {
@@ -282,7 +300,11 @@ pub(crate) fn convert(to: Ty, from: Ty, round: Round, saturate: bool, bits: u64)
             Ty::F32 => f64::from(f32_of(bits)),
             _ => f64::from_bits(bits),
         };
-        let value = if saturate && to.is_float() { value.clamp(0.0, 1.0) } else { value };
+        let value = match saturate && to.is_float() {
+            true if value.is_nan() => 0.0,
+            true => value.clamp(0.0, 1.0),
+            false => value,
+        };
         return if to.is_float() {
             // Rounding a float to an integer of the same type is written as such a conversion.
             let value = if to == from { rounded(value, round) } else { value };
@@ -328,7 +350,7 @@ fn rounded(value: f64, round: Round) -> f64 {
 
 fn from_f64(ty: Ty, value: f64) -> u64 {
     match ty {
-        Ty::F16 => u64::from(f32_to_f16(value as f32)),
+        Ty::F16 => u64::from(f64_to_f16(value)),
         Ty::F32 => bits32(value as f32),
         _ => value.to_bits(),
     }

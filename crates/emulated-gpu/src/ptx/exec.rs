@@ -1,8 +1,10 @@
 //! Runs kernels: block after block, each thread up to the next point where threads must meet.
 
+mod warp;
+
 use super::alu;
 use super::cell::{read, write};
-use super::ins::{Code, Ins, Join, Kernel, NOWHERE, Shuffle, Space, Special, Src, Vote};
+use super::ins::{Code, Ins, Join, Kernel, NOWHERE, Space, Special, Src, Ty};
 use super::lower::{LOCAL_BASE, SHARED_BASE};
 
 /// Memory that kernels may touch.
@@ -206,43 +208,7 @@ impl<'a> Block<'a> {
             if !warp.iter().any(|t| t.state == Some(Pause::Warp)) {
                 return Ok(());
             }
-            self.exchange(warp);
-        }
-    }
-
-    /// Threads of a warp that have met at the same instruction exchange values there.
-    fn exchange(&mut self, warp: &mut [Thread]) {
-        let meeting = |t: &Thread| t.state == Some(Pause::Warp);
-        let Some(pc) = warp.iter().filter(|t| meeting(t)).map(|t| t.pc).min() else { return };
-        let lanes: Vec<usize> =
-            (0..warp.len()).filter(|i| meeting(&warp[*i]) && warp[*i].pc == pc).collect();
-        let ins = self.kernel.code[pc];
-        let values: Vec<u64> = lanes.iter().map(|l| self.value(&warp[*l], ins.a)).collect();
-        let of_lane = |lane: usize| lanes.iter().position(|l| *l == lane).map(|i| values[i]);
-        let mask = lanes.iter().fold(0_u64, |m, l| m | 1 << (l % 32));
-        let ballot = lanes.iter().zip(&values).fold(0_u64, |m, (l, v)| m | (v & 1) << (l % 32));
-        for (i, lane) in lanes.iter().enumerate() {
-            let (result, flag) = match ins.code {
-                Code::Shuffle(kind) => {
-                    let b = self.value(&warp[*lane], ins.b) as usize & 31;
-                    let c = self.value(&warp[*lane], ins.c) as usize;
-                    let (clamp, segment) = (c & 31, c >> 8 & 31);
-                    let from = shuffle_source(kind, *lane, b, clamp, segment);
-                    match from.and_then(of_lane) {
-                        Some(value) => (value, 1),
-                        None => (values[i], 0),
-                    }
-                }
-                Code::Vote(Vote::All) => (u64::from(ballot == mask), 0),
-                Code::Vote(Vote::Any) => (u64::from(ballot != 0), 0),
-                Code::Vote(Vote::Uniform) => (u64::from(ballot == 0 || ballot == mask), 0),
-                Code::Vote(Vote::Ballot) => (ballot, 0),
-                _ => (mask, 0),
-            };
-            self.set(&warp[*lane], ins.dst, result);
-            self.set(&warp[*lane], ins.dst2, flag);
-            warp[*lane].pc += 1;
-            warp[*lane].state = None;
+            self.meet(warp);
         }
     }
 
@@ -314,7 +280,10 @@ impl<'a> Block<'a> {
                     let value = self.value(thread, ins.a);
                     self.set(thread, ins.dst, value);
                 }
-                Code::Shuffle(_) | Code::Vote(_) | Code::ActiveMask => return Pause::Warp,
+                Code::WarpSync if self.dry => {}
+                Code::Shuffle(_) | Code::Vote(_) | Code::ActiveMask | Code::WarpSync => {
+                    return Pause::Warp;
+                }
                 Code::Branch => {
                     let Src::Imm(target) = ins.a else { return Pause::Exit };
                     thread.pc = target as usize;
@@ -332,9 +301,10 @@ impl<'a> Block<'a> {
     }
 
     fn calculate(&mut self, thread: &Thread, ins: &Ins) {
-        let a = self.value(thread, ins.a);
-        let b = self.value(thread, ins.b);
-        let c = self.value(thread, ins.c);
+        let [a, b, c] = [ins.a, ins.b, ins.c].map(|source| {
+            let value = self.value(thread, source);
+            if ins.flush { alu::flush(ins.source_ty(), value) } else { value }
+        });
         let result = match ins.code {
             Code::Selp => alu::fit(ins.ty, if c & 1 == 1 { a } else { b }),
             Code::Setp(cmp, join) => {
@@ -349,13 +319,11 @@ impl<'a> Block<'a> {
                 self.set(thread, ins.dst2, u64::from(joined(!plain)));
                 u64::from(joined(plain))
             }
-            Code::Set(cmp) => {
-                if alu::compare(cmp, ins.ty, a, b) {
-                    0xffff_ffff
-                } else {
-                    0
-                }
-            }
+            Code::Set(cmp, to) => match (alu::compare(cmp, ins.ty, a, b), to) {
+                (false, _) => 0,
+                (true, Ty::F32) => 1.0_f32.to_bits().into(),
+                (true, _) => alu::fit(to, 0xffff_ffff),
+            },
             Code::Cvt { from, round, saturate } => alu::convert(ins.ty, from, round, saturate, a),
             Code::Bfi => alu::insert(ins.ty, a, b, c, self.value(thread, ins.d)),
             Code::Prmt => alu::permute(a, b, c),
@@ -368,6 +336,7 @@ impl<'a> Block<'a> {
             Code::Fence => return,
             code => alu::compute(code, ins.ty, a, b, c),
         };
+        let result = if ins.flush { alu::flush(ins.ty, result) } else { result };
         self.set(thread, ins.dst, result);
     }
 
@@ -453,24 +422,4 @@ impl<'a> Block<'a> {
             }
         }
     }
-}
-
-fn shuffle_source(
-    kind: Shuffle,
-    lane: usize,
-    b: usize,
-    clamp: usize,
-    segment: usize,
-) -> Option<usize> {
-    let lane32 = lane % 32;
-    let base = lane - lane32;
-    let highest = lane32 & segment | clamp & !segment & 31;
-    let lowest = lane32 & segment;
-    let (from, valid) = match kind {
-        Shuffle::Up => (lane32.wrapping_sub(b), lane32 >= b && lane32 - b >= highest.min(lowest)),
-        Shuffle::Down => (lane32 + b, lane32 + b <= highest),
-        Shuffle::Butterfly => (lane32 ^ b, (lane32 ^ b) <= highest),
-        Shuffle::Index => (lowest | b & !segment & 31, (lowest | b & !segment & 31) <= highest),
-    };
-    valid.then_some(base + from)
 }

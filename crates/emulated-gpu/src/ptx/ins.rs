@@ -104,8 +104,13 @@ pub(crate) enum Code {
     CopySign,
     Selp,
     Setp(Cmp, Join),
-    Set(Cmp),
-    Cvt { from: Ty, round: Round, saturate: bool },
+    /// The result is a number of this kind: all ones, or one.
+    Set(Cmp, Ty),
+    Cvt {
+        from: Ty,
+        round: Round,
+        saturate: bool,
+    },
     Load(Space),
     Store(Space),
     Atom(Space, AtomOp),
@@ -115,13 +120,18 @@ pub(crate) enum Code {
     Shuffle(Shuffle),
     Vote(Vote),
     ActiveMask,
+    /// Waits for the other lanes of its mask.
+    WarpSync,
     Fence,
     ToShared,
     ToLocal,
     FromShared,
     FromLocal,
     Trap,
-    ShfFunnel { left: bool, wrap: bool },
+    ShfFunnel {
+        left: bool,
+        wrap: bool,
+    },
     Prmt,
     Lop3,
 }
@@ -247,6 +257,15 @@ pub(crate) struct Ins {
     pub c: Src,
     pub d: Src,
     pub offset: i64,
+    /// Subnormal single-precision numbers count as zero, on the way in and out.
+    pub flush: bool,
+}
+
+impl Ins {
+    /// How its operands are to be understood.
+    pub(crate) fn source_ty(&self) -> Ty {
+        if let Code::Cvt { from, .. } = self.code { from } else { self.ty }
+    }
 }
 
 /// No register.

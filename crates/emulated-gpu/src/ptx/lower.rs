@@ -8,7 +8,7 @@ use super::ins::{
     AtomOp, Code, Ins, Join, Kernel, Module, NOWHERE, Space, Special, Src, Ty, VARIABLE_TAG,
 };
 use super::parse::{Entry, Statement, Text, immediate};
-use super::words::{comparison, plain_code, space, special};
+use super::words::{comparison, plain_code, refuse_unknown, space, special};
 
 /// Shared and local memory as generic addresses.
 pub(crate) const SHARED_BASE: u64 = 0x0000_0100_0000_0000;
@@ -239,6 +239,7 @@ impl<'a> Lowering<'a> {
         operands: &[String],
     ) -> Result<(), String> {
         let parts: Vec<&str> = op.split('.').collect();
+        refuse_unknown(&parts)?;
         let tys: Vec<Ty> = parts.iter().filter_map(|p| Ty::from_name(p)).collect();
         let ty = tys.last().copied().unwrap_or(Ty::B32);
         let blank = Ins {
@@ -252,6 +253,7 @@ impl<'a> Lowering<'a> {
             c: Src::None,
             d: Src::None,
             offset: 0,
+            flush: parts.contains(&"ftz"),
         };
         let has = |word: &str| parts.contains(&word);
         match parts[0] {
@@ -271,13 +273,15 @@ impl<'a> Lowering<'a> {
                 self.emit(Ins { code: Code::Trap, ..blank });
                 return Ok(());
             }
+            "bar" | "barrier" if has("warp") => return self.warp_sync(blank, operands),
+            "bar" | "barrier" if has("sync") && operands.len() == 1 => {
+                self.emit(Ins { code: Code::Barrier, ..blank });
+                return Ok(());
+            }
             "bar" | "barrier" => {
-                if has("warp") || has("sync") || parts.len() == 1 {
-                    let code = if has("warp") { Code::Fence } else { Code::Barrier };
-                    self.emit(Ins { code, ..blank });
-                    return Ok(());
-                }
-                return Err("only bar.sync and bar.warp.sync are understood".to_owned());
+                return Err(
+                    "only barriers of a warp or of the whole block are understood".to_owned()
+                );
             }
             "membar" | "fence" | "prefetch" | "prefetchu" | "discard" | "nanosleep" => {
                 return Ok(());

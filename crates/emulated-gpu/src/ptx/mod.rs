@@ -14,6 +14,8 @@ pub mod exec;
 mod ins;
 mod lower;
 mod parse;
+#[cfg(test)]
+mod tests;
 mod words;
 
 pub use exec::{Grid, Memory, Outcome, Sample, probe, run};

@@ -33,6 +33,112 @@ pub(crate) fn comparison(name: &str, ty: Ty) -> Result<Cmp, String> {
     Ok(Cmp { kind, unordered })
 }
 
+/// Words of accesses to memory: where, how strongly ordered, how cached, how many.
+const ACCESS: &[&str] = &[
+    "global",
+    "shared",
+    "shared::cta",
+    "local",
+    "param",
+    "param::entry",
+    "const",
+    "volatile",
+    "weak",
+    "relaxed",
+    "acquire",
+    "release",
+    "cta",
+    "cluster",
+    "gpu",
+    "sys",
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "wb",
+    "wt",
+    "nc",
+    "v2",
+    "v4",
+    "v8",
+];
+const ATOMIC: &[&str] = &[
+    "global",
+    "shared",
+    "shared::cta",
+    "relaxed",
+    "acquire",
+    "release",
+    "acq_rel",
+    "cta",
+    "cluster",
+    "gpu",
+    "sys",
+    "add",
+    "min",
+    "max",
+    "and",
+    "or",
+    "xor",
+    "exch",
+    "cas",
+    "inc",
+    "dec",
+    "noftz",
+];
+const COMPARE: &[&str] = &[
+    "eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "lo", "ls", "hi",
+    "hs", "num", "nan", "ftz",
+];
+
+/// The words that an instruction may have beside its types.
+fn modifiers(name: &str) -> &'static [&'static str] {
+    match name {
+        "ld" | "ldu" | "st" => ACCESS,
+        "atom" | "red" => ATOMIC,
+        "set" => COMPARE,
+        "bra" | "ret" => &["uni"],
+        "bar" | "barrier" => &["warp", "cta", "sync", "aligned"],
+        "cvta" => &["to", "global", "shared", "shared::cta", "local", "param", "const"],
+        "shfl" => &["sync", "up", "down", "bfly", "idx"],
+        "vote" => &["sync", "all", "any", "uni", "ballot"],
+        "shf" => &["l", "r", "clamp", "wrap"],
+        "mul" | "mad" => &["lo", "hi", "wide", "rn", "ftz"],
+        "add" | "sub" | "fma" => &["rn", "ftz"],
+        "div" => &["rn", "approx", "full", "ftz"],
+        "sqrt" | "rsqrt" | "rcp" => &["rn", "approx", "ftz"],
+        "sin" | "cos" | "ex2" | "lg2" | "tanh" => &["approx", "ftz"],
+        "min" | "max" | "abs" | "neg" => &["ftz"],
+        "cvt" => &["rn", "rni", "rzi", "rmi", "rpi", "ftz", "sat"],
+        _ => &[],
+    }
+}
+
+/// Refuses an instruction with a word that it is not known to have here: a type or a rounding that
+/// were passed over would give wrong numbers without a word.
+pub(crate) fn refuse_unknown(parts: &[&str]) -> Result<(), String> {
+    let name = parts[0];
+    if matches!(name, "membar" | "fence" | "prefetch" | "prefetchu" | "discard" | "nanosleep") {
+        // They order and fetch; nothing here depends on them.
+        return Ok(());
+    }
+    let known = |part: &&str| {
+        let cache = matches!(name, "ld" | "ldu" | "st") && part.starts_with(['L']);
+        let join = name == "setp" && matches!(*part, "and" | "or" | "xor");
+        let comparison = name == "setp" && COMPARE.contains(part);
+        Ty::from_name(part).is_some()
+            || modifiers(name).contains(part)
+            || cache
+            || join
+            || comparison
+    };
+    match parts[1..].iter().find(|part| !known(part)) {
+        Some(part) => Err(format!("{name} with .{part} is not understood")),
+        None => Ok(()),
+    }
+}
+
 pub(crate) fn plain_code(parts: &[&str], tys: &[Ty]) -> Result<Code, String> {
     let has = |word: &str| parts.contains(&word);
     let wide = |lo: Code, hi: Code, wide: Code, float: Code| {
@@ -52,7 +158,6 @@ pub(crate) fn plain_code(parts: &[&str], tys: &[Ty]) -> Result<Code, String> {
         "sub" => Code::Sub,
         "mul" => wide(Code::MulLo, Code::MulHi, Code::MulWide, Code::MulLo),
         "mad" => wide(Code::MadLo, Code::MadHi, Code::MadWide, Code::Fma),
-        "mul24" => Code::MulLo,
         "fma" => Code::Fma,
         "div" => Code::Div,
         "rem" => Code::Rem,
@@ -86,16 +191,21 @@ pub(crate) fn plain_code(parts: &[&str], tys: &[Ty]) -> Result<Code, String> {
         "prmt" => Code::Prmt,
         "lop3" => Code::Lop3,
         "shf" => Code::ShfFunnel { left: has("l"), wrap: has("wrap") },
-        "set" => Code::Set(comparison(parts[1], *tys.last().unwrap_or(&Ty::S32))?),
+        "set" => {
+            let [to @ (Ty::U32 | Ty::S32 | Ty::F32), from] = tys else {
+                return Err("this kind of result is not understood".to_owned());
+            };
+            Code::Set(comparison(parts[1], *from)?, *to)
+        }
         "cvt" => {
             let [_, from] = tys else { return Err("two types expected".to_owned()) };
             let round = if has("rni") || has("rn") {
                 Round::Nearest
-            } else if has("rzi") || has("rz") {
+            } else if has("rzi") {
                 Round::Zero
-            } else if has("rmi") || has("rm") {
+            } else if has("rmi") {
                 Round::Down
-            } else if has("rpi") || has("rp") {
+            } else if has("rpi") {
                 Round::Up
             } else {
                 Round::None

@@ -34,6 +34,7 @@ static const char *PTX =
 "$end: setp.ne.u32 %p1, %r1, 0; @%p1 ret; ld.shared.u32 %r11, [tile]; red.global.add.u32 [%rd2], %r11; ret;\n}\n"
 ".visible .entry wild(.param .u64 a)\n{ .reg .b64 %rd<2>; .reg .b32 %r<2>; ld.param.u64 %rd1, [a]; mov.u32 %r1, 1; st.global.u32 [%rd1], %r1; ret; }\n"
 ".visible .entry work_muxflow_us1000_f40_o50_i60_b30()\n{ ret; }\n"
+".visible .entry hot_muxflow_us1000_f40_o100_i100_b90()\n{ ret; }\n"
 ".visible .entry tiny_muxflow_us5()\n{ ret; }\n";
 
 static void *module, *vadd;
@@ -49,12 +50,28 @@ static void start(void) {
 static size_t freely(void) { size_t f, t; CHECK(cuMemGetInfo_v2, &f, &t); return f; }
 static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec / 1e9; }
 
-static volatile int host_value;
-static void host_function(void *data) { usleep(20000); *(int *)data = 42; host_value++; }
+static volatile int host_value, may_go;
+static void host_function(void *data) { while (!may_go) usleep(1000); *(int *)data = 42; host_value++; }
 
 static void add(void *stream, ptr a, ptr b, ptr c, int n) {
     void *args[] = {&a, &b, &c, &n};
     CHECK(cuLaunchKernel, vadd, (n + 255) / 256, 1, 1, 256, 1, 1, 0, stream, args, NULL);
+}
+
+/* All kinds of memory and work in two streams, of which some is left behind in each round. */
+static void counted(void *data) { host_value++; }
+static void churn(int rounds) {
+    void *s, *tiny; ptr p, q, handle, va; size_t size = 2 << 20; struct { int type, handles, loc, id; void *meta; unsigned char flags[8]; } prop = {1, 1, 1, 0};
+    CHECK(cuModuleGetFunction, &tiny, module, "tiny_muxflow_us5"); CHECK(cuStreamCreate, &s, 1);
+    for (int i = 0; i < rounds; i++) {
+        CHECK(cuMemAlloc_v2, &p, (size_t)(1 + i % 7) << 21); CHECK(cuMemAllocAsync, &q, (size_t)(1 + i % 3) << 20, s);
+        CHECK(cuMemCreate, &handle, size, &prop, 0ULL); CHECK(cuMemAddressReserve, &va, size, (size_t)0, 0ULL, 0ULL); CHECK(cuMemMap, va, size, (size_t)0, handle, 0ULL);
+        for (int k = 0; k < 50; k++) CHECK(cuLaunchKernel, tiny, 40, 1, 1, 64, 1, 1, 0, k % 2 ? s : NULL, NULL, NULL);
+        CHECK(cuMemsetD8Async, q, i, (size_t)1 << 20, s); CHECK(cuMemsetD32Async, va, i, (size_t)64, s); CHECK(cuLaunchHostFunc, s, counted, NULL);
+        add(s, va, va, va, 256); if (i % 3 == 0) CHECK(cuCtxSynchronize);
+        if (i % 4) CHECK(cuMemFreeAsync, q, s); if (i % 5) CHECK(cuMemFree_v2, p);
+        CHECK(cuMemRelease, handle); if (i % 6) { CHECK(cuStreamSynchronize, s); CHECK(cuMemUnmap, va, size); CHECK(cuMemAddressFree, va, size); }
+    }
 }
 
 static void check(void) {
@@ -87,7 +104,7 @@ static void check(void) {
     CHECK(cuMemcpyHtoDAsync_v2, out, &pinned[0], (size_t)4, s1);
     CHECK(cuEventRecord, event, s1); CHECK(cuStreamWaitEvent, s2, event, 0);
     CHECK(cuMemcpyDtoHAsync_v2, &pinned[1], out, (size_t)4, s2);
-    EXPECT(CALL(cuStreamQuery, s2) == 600);
+    EXPECT(CALL(cuStreamQuery, s2) == 600); may_go = 1;
     CHECK(cuStreamSynchronize, s2); EXPECT(pinned[1] == 42);
     /* To memory that the driver does not know a copy is waited for. */
     int seen = 0; CHECK(cuMemcpyDtoHAsync_v2, &seen, out, (size_t)4, s2); EXPECT(seen == 42);
@@ -98,7 +115,7 @@ static void check(void) {
     CHECK(cuEventRecord, e1, s1);
     for (int i = 0; i < 20; i++) CHECK(cuLaunchKernel, work, 40, 1, 1, 256, 1, 1, 0, s1, NULL, NULL);
     CHECK(cuEventRecord, e2, s1); CHECK(cuEventSynchronize, e2);
-    float ms; CHECK(cuEventElapsedTime, &ms, e1, e2); EXPECT(ms > 19.9 && ms < 30.0);
+    float ms; CHECK(cuEventElapsedTime, &ms, e1, e2); EXPECT(ms > 19.9 && ms < 5000.0);
     /* A captured graph does it again. */
     void *graph, *exec; CHECK(cuMemsetD8_v2, c, 0, (size_t)N * 4);
     CHECK(cuMemcpyHtoD_v2, a, x, (size_t)N * 4);
@@ -128,8 +145,16 @@ static void check(void) {
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "check";
     if (!strcmp(what, "version")) { lib = dlopen("libcuda.so.1", RTLD_NOW); int v = 0; CALL(cuDriverGetVersion, &v); printf("%d\n", v); return 0; }
+    if (!strcmp(what, "devices")) { /* What cuInit gives, and the UUIDs of the devices. */
+        int count = 0; unsigned char uuid[16]; load("libcuda.so.1"); printf("%d", CALL(cuInit, 0)); CALL(cuDeviceGetCount, &count);
+        for (int d = 0; d < count; d++) { CHECK(cuDeviceGetUuid, uuid, d); printf(" "); for (int i = 0; i < 16; i++) printf("%02x", uuid[i]); }
+        puts(""); return 0; }
+    if (!strcmp(what, "late")) { /* Initialises, and makes a context when a line comes in. */
+        void *context; char line[16]; load("libcuda.so.1"); CHECK(cuInit, 0); puts("waits"); fflush(stdout);
+        fgets(line, sizeof line, stdin); printf("%d\n", CALL(cuDevicePrimaryCtxRetain, &context, 0)); return 0; }
     start();
     if (!strcmp(what, "check")) { check(); return 0; }
+    if (!strcmp(what, "churn")) { churn(atoi(argv[2])); return 0; }
     void *tiny; CHECK(cuModuleGetFunction, &tiny, module, "tiny_muxflow_us5");
     if (!strcmp(what, "hold")) { /* Allocates, launches and frees until it is killed. */
         puts("up"); fflush(stdout);
@@ -157,19 +182,45 @@ int main(int argc, char **argv) {
             printf("%f\n", ms); fflush(stdout);
         } while (fgets(line, sizeof line, stdin));
         return 0; }
-    if (!strcmp(what, "busy")) { /* Milliseconds of device time for n kernels of 1 ms, in one stream. */
+    if (!strcmp(what, "facts")) { /* SMs, compute capability, MiB. */
+        int sms, major, minor; size_t bytes; CHECK(cuDeviceGetAttribute, &sms, 16, 0); CHECK(cuDeviceGetAttribute, &major, 75, 0);
+        CHECK(cuDeviceGetAttribute, &minor, 76, 0); CHECK(cuDeviceTotalMem_v2, &bytes, 0); printf("%d %d.%d %zu\n", sms, major, minor, bytes >> 20); return 0; }
+    if (!strcmp(what, "busy") || !strcmp(what, "hot")) { /* Milliseconds of device time for n kernels of 1 ms, in one stream; hot ones draw all the power there is. */
         void *work, *e1, *e2; int n = atoi(argv[2]); float ms;
-        CHECK(cuModuleGetFunction, &work, module, "work_muxflow_us1000_f40_o50_i60_b30");
+        CHECK(cuModuleGetFunction, &work, module, *what == 'h' ? "hot_muxflow_us1000_f40_o100_i100_b90" : "work_muxflow_us1000_f40_o50_i60_b30");
         CHECK(cuEventCreate, &e1, 0); CHECK(cuEventCreate, &e2, 0); CHECK(cuEventRecord, e1, NULL);
         for (int i = 0; i < n; i++) CHECK(cuLaunchKernel, work, 40, 1, 1, 256, 1, 1, 0, NULL, NULL, NULL);
         CHECK(cuEventRecord, e2, NULL); CHECK(cuEventSynchronize, e2); CHECK(cuEventElapsedTime, &ms, e1, e2);
         printf("%f\n", ms); return 0; }
-    if (!strcmp(what, "launch")) { /* Nanoseconds of one launch, in a burst that fits the queue, and of launch with wait. */
-        int (*launch)() = sym("cuLaunchKernel"); int (*wait)() = sym("cuCtxSynchronize"); int bursts = atoi(argv[2]); double best = 1e9, sum = 0;
-        for (int b = 0; b < bursts; b++) {
-            double t = now(); for (int i = 0; i < 900; i++) launch(tiny, 40, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL);
+    if (!strcmp(what, "push")) { /* Pushes n kernels of 1 ms and waits for none of them; what waiting gives is said for a line that comes in. */
+        void *work; int n = atoi(argv[2]); char line[16];
+        CHECK(cuModuleGetFunction, &work, module, "work_muxflow_us1000_f40_o50_i60_b30");
+        for (int i = 0; i < n; i++) CHECK(cuLaunchKernel, work, 40, 1, 1, 256, 1, 1, 0, NULL, NULL, NULL);
+        puts("pushed"); fflush(stdout); fgets(line, sizeof line, stdin); printf("%d\n", CALL(cuCtxSynchronize)); return 0; }
+    if (!strcmp(what, "steps")) { /* Milliseconds of device time for n kernels of 1 ms, each waited for. */
+        void *work, *e1, *e2; float ms; CHECK(cuModuleGetFunction, &work, module, "work_muxflow_us1000_f40_o50_i60_b30"); CHECK(cuEventCreate, &e1, 0); CHECK(cuEventCreate, &e2, 0);
+        CHECK(cuEventRecord, e1, NULL);
+        for (int n = atoi(argv[2]); n; n--) { CHECK(cuLaunchKernel, work, 40, 1, 1, 256, 1, 1, 0, NULL, NULL, NULL); CHECK(cuCtxSynchronize); }
+        CHECK(cuEventRecord, e2, NULL); CHECK(cuEventSynchronize, e2); CHECK(cuEventElapsedTime, &ms, e1, e2); printf("%f\n", ms); return 0; }
+    if (!strcmp(what, "bursts")) { /* Works and rests by turns, never twice the same. */
+        void *work; CHECK(cuModuleGetFunction, &work, module, "work_muxflow_us1000_f40_o50_i60_b30"); puts("up"); fflush(stdout);
+        for (unsigned i = 1;; i++) {
+            for (unsigned n = 5 + i * 17 % 41; n; n--) CHECK(cuLaunchKernel, work, 40, 1, 1, 256, 1, 1, 0, NULL, NULL, NULL);
+            CHECK(cuCtxSynchronize); usleep(i * 29 % 53 * 1000); } }
+    if (!strcmp(what, "upload")) { /* Copies to the device and nothing back. */
+        size_t size = 64 << 20; void *host; ptr p; CHECK(cuMemHostAlloc, &host, size, 0); CHECK(cuMemAlloc_v2, &p, size); puts("up"); fflush(stdout);
+        for (;;) { CHECK(cuMemcpyHtoDAsync_v2, p, host, size, NULL); CHECK(cuCtxSynchronize); } }
+    if (!strcmp(what, "take")) { /* What allocations of so many MiB give, one after the other. */
+        for (int i = 2; i < argc; i++) { ptr p; printf("%d ", CALL(cuMemAlloc_v2, &p, (size_t)atoi(argv[i]) << 20)); }
+        puts(""); return 0; }
+    if (!strcmp(what, "launch") || !strcmp(what, "arguments")) { /* Nanoseconds of one launch, in a burst that fits the queue, and of launch with wait: of a kernel without arguments, or of vadd with four. */
+        int (*launch)() = sym("cuLaunchKernel"); int (*wait)() = sym("cuCtxSynchronize"); int bursts = atoi(argv[2]), n = 40 * 64; double best = 1e9, sum = 0;
+        ptr a, b, c; CHECK(cuMemAlloc_v2, &a, (size_t)n * 4); CHECK(cuMemAlloc_v2, &b, (size_t)n * 4); CHECK(cuMemAlloc_v2, &c, (size_t)n * 4);
+        void *args[] = {&a, &b, &c, &n}, *f = *what == 'a' ? vadd : tiny, **given = *what == 'a' ? args : NULL;
+        for (int i = 0; i < bursts; i++) {
+            double t = now(); for (int k = 0; k < 900; k++) launch(f, 40, 1, 1, 64, 1, 1, 0, NULL, given, NULL);
             double ns = (now() - t) / 900 * 1e9; sum += ns; if (ns < best) best = ns; wait(); }
-        double t = now(); for (int i = 0; i < 200; i++) { launch(tiny, 40, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL); wait(); }
+        double t = now(); for (int i = 0; i < 200; i++) { launch(f, 40, 1, 1, 64, 1, 1, 0, NULL, given, NULL); wait(); }
         printf("%.0f %.0f %.1f\n", best, sum / bursts, (now() - t) / 200 * 1e6); return 0; }
     return 2;
 }

@@ -1,8 +1,10 @@
 /* Odd but legal uses of the driver interface, and illegal ones: what comes back is what cuda.h says.
    `all` checks within one process; `fatbin FILE` adds with a kernel of one; `lend` and `borrow` share memory and an event between two. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "call.h"
@@ -10,15 +12,25 @@
 typedef unsigned long long ptr;
 
 static const char *PTX = ".version 7.0\n.target sm_75\n.address_size 64\n"
-".visible .entry slow_muxflow_us50000() { ret; }\n.visible .entry quick_muxflow_us5() { ret; }\n"
-".visible .entry high_muxflow_us1000_f40_o50_i60_b30() { ret; }\n";
-static void *context, *slow, *quick, *high;
+".visible .entry slow_muxflow_us300000() { ret; }\n.visible .entry quick_muxflow_us5() { ret; }\n"
+".visible .entry high_muxflow_us1000_f40_o50_i60_b30() { ret; }\n"
+/* Counts to n, which takes this machine a while, and stores it. */
+".visible .entry count(.param .u64 p, .param .u32 n)\n{ .reg .pred %q; .reg .b32 %r<3>; .reg .b64 %rd;\n"
+" ld.param.u64 %rd, [p]; ld.param.u32 %r1, [n]; mov.u32 %r2, 0;\n"
+"$again: add.u32 %r2, %r2, 1; setp.lt.u32 %q, %r2, %r1; @%q bra $again; st.global.u32 [%rd], %r2; ret; }\n"
+/* Sums the squares of the lanes of a warp in shared memory; the lanes wait for one another between the steps. */
+".visible .entry lanes(.param .u64 p)\n{ .reg .pred %q; .reg .b32 %r<8>; .reg .b64 %rd; .shared .align 4 .b8 tile[256];\n"
+" ld.param.u64 %rd, [p]; mov.u32 %r1, %tid.x; mul.lo.u32 %r2, %r1, %r1; shl.b32 %r3, %r1, 2; mov.u32 %r4, tile; add.u32 %r3, %r3, %r4;\n"
+" st.shared.u32 [%r3], %r2; mov.u32 %r5, 0; st.shared.u32 [%r3+128], %r5; mov.u32 %r5, 64; bar.warp.sync 0xffffffff;\n"
+"$step: add.u32 %r6, %r3, %r5; ld.shared.u32 %r6, [%r6]; bar.warp.sync 0xffffffff; ld.shared.u32 %r2, [%r3]; add.u32 %r2, %r2, %r6; st.shared.u32 [%r3], %r2;\n"
+" bar.warp.sync 0xffffffff; shr.u32 %r5, %r5, 1; setp.ge.u32 %q, %r5, 4; @%q bra $step;\n"
+" setp.eq.u32 %q, %r1, 0; @%q st.global.u32 [%rd], %r2; ret; }\n";
+static void *context, *module, *slow, *quick, *high;
 static void start(void) {
-    void *module;
     load("libcuda.so.1");
     CHECK(cuInit, 0); CHECK(cuDevicePrimaryCtxRetain, &context, 0); CHECK(cuCtxSetCurrent, context);
     CHECK(cuModuleLoadData, &module, PTX);
-    CHECK(cuModuleGetFunction, &slow, module, "slow_muxflow_us50000");
+    CHECK(cuModuleGetFunction, &slow, module, "slow_muxflow_us300000");
     CHECK(cuModuleGetFunction, &quick, module, "quick_muxflow_us5");
     CHECK(cuModuleGetFunction, &high, module, "high_muxflow_us1000_f40_o50_i60_b30");
 }
@@ -57,6 +69,100 @@ static void contexts(void) {
     CHECK(cuCtxGetCurrent, &out); EXPECT(out == context);
 }
 
+/* What a call has read when it returns, and what lies beyond an allocation. */
+static void uploads(void) {
+    void *count, *lanes; ptr p, a, b; unsigned n = 60000, got[1024], mine[1024], sum = 0;
+    CHECK(cuModuleGetFunction, &count, module, "count"); CHECK(cuModuleGetFunction, &lanes, module, "lanes");
+    CHECK(cuMemAlloc_v2, &p, sizeof mine); void *args[] = {&p, &n};
+    for (int i = 0; i < 1024; i++) mine[i] = i;
+    CHECK(cuLaunchKernel, count, 1, 1, 1, 1, 1, 1, 0, NULL, args, NULL);
+    CHECK(cuMemcpyHtoD_v2, p, mine, sizeof mine); memset(mine, 0xff, sizeof mine);
+    CHECK(cuMemcpyDtoH_v2, got, p, sizeof got); for (unsigned i = 0; i < 1024; i++) EXPECT(got[i] == i);
+    CHECK(cuLaunchKernel, count, 1, 1, 1, 1, 1, 1, 0, NULL, args, NULL); CHECK(cuMemcpyDtoH_v2, got, p, (size_t)8); EXPECT(got[0] == n && got[1] == 1);
+    CHECK(cuLaunchKernel, lanes, 1, 1, 1, 32, 1, 1, 0, NULL, args, NULL); CHECK(cuMemcpyDtoH_v2, got, p, (size_t)4);
+    for (unsigned i = 0; i < 32; i++) sum += i * i;
+    EXPECT(got[0] == sum); CHECK(cuMemFree_v2, p);
+    CHECK(cuMemAlloc_v2, &a, (size_t)512); CHECK(cuMemAlloc_v2, &b, (size_t)512);
+    GIVES(1, cuMemcpyHtoD_v2, a < b ? a : b, mine, (size_t)1024); GIVES(1, cuMemsetD8_v2, a < b ? a : b, 0, (size_t)1024); CHECK(cuMemFree_v2, a); CHECK(cuMemFree_v2, b);
+}
+
+static int elsewhere(void *(*run)(void *), void *with) {
+    pthread_t t; void *r; pthread_create(&t, NULL, run, with); pthread_join(t, &r); return (int)(intptr_t)r;
+}
+
+/* A capture that nobody can end any more is over. */
+static void *leaves_a_capture(void *unused) {
+    CHECK(cuCtxSetCurrent, context); CHECK(cuStreamBeginCapture_v2, (void *)2, 0); return NULL;
+}
+static void abandoned(void) {
+    void *s, *other, *e, *a, *g; ptr p; int status;
+    CHECK(cuStreamCreate, &s, 1); CHECK(cuStreamCreate, &other, 1); CHECK(cuEventCreate, &e, 2);
+    CHECK(cuStreamBeginCapture_v2, s, 0); CHECK(cuEventRecord, e, s); CHECK(cuStreamWaitEvent, other, e, 0); CHECK(cuStreamDestroy_v2, s);
+    CHECK(cuMemAlloc_v2, &p, (size_t)512); CHECK(cuMemFree_v2, p); CHECK(cuStreamIsCapturing, other, &status); EXPECT(status == 0); EXPECT(!launch(quick, other));
+    /* Without one that only joined, it is spoiled, and ends as such. */
+    CHECK(cuStreamCreate, &s, 1); CHECK(cuStreamBeginCapture_v2, s, 0); CHECK(cuEventRecord, e, s); CHECK(cuStreamWaitEvent, other, e, 0); CHECK(cuStreamDestroy_v2, other);
+    GIVES(901, cuStreamEndCapture, s, &g); CHECK(cuMemAlloc_v2, &p, (size_t)512); CHECK(cuMemFree_v2, p); CHECK(cuStreamDestroy_v2, s);
+    /* With its context, and with its thread. */
+    CHECK(cuCtxCreate_v2, &a, 0, 0); CHECK(cuStreamCreate, &s, 1); CHECK(cuStreamBeginCapture_v2, s, 0); CHECK(cuCtxDestroy_v2, a);
+    CHECK(cuMemAlloc_v2, &p, (size_t)512); CHECK(cuMemFree_v2, p);
+    EXPECT(elsewhere(leaves_a_capture, NULL) == 0); CHECK(cuMemAlloc_v2, &p, (size_t)512); CHECK(cuMemFree_v2, p);
+}
+
+/* More of them, one after the other, than there are places or descriptors. */
+struct prop { int type, handles, loc, id; void *meta; unsigned char flags[8]; };
+static void many(void) {
+    void *s1, *s2, *e; struct prop prop = {1, 1, 1, 0}; ptr handle, va; size_t size = 2 << 20, free_before, free_after, total;
+    CHECK(cuMemGetInfo_v2, &free_before, &total); CHECK(cuMemAddressReserve, &va, size, (size_t)0, 0ULL, 0ULL);
+    for (int i = 0; i < 3000; i++) {
+        CHECK(cuMemCreate, &handle, size, &prop, 0ULL); CHECK(cuMemMap, va, size, (size_t)0, handle, 0ULL); CHECK(cuMemRelease, handle); CHECK(cuMemUnmap, va, size);
+    }
+    /* Only where it was reserved, where nothing is, and given back as it came. */
+    ptr other, p; CHECK(cuMemCreate, &handle, size, &prop, 0ULL); CHECK(cuMemCreate, &other, size, &prop, 0ULL); CHECK(cuMemAlloc_v2, &p, 2 * size);
+    CHECK(cuMemMap, va, size, (size_t)0, handle, 0ULL); GIVES(1, cuMemMap, va, size, (size_t)0, other, 0ULL); GIVES(1, cuMemMap, va + size, size, (size_t)0, other, 0ULL);
+    GIVES(1, cuMemMap, (p + size - 1) & ~(ptr)(size - 1), size, (size_t)0, other, 0ULL); GIVES(1, cuMemMap, va, size, ~(size_t)0, other, 0ULL);
+    GIVES(1, cuMemAddressFree, va, size); CHECK(cuMemUnmap, va, size); GIVES(1, cuMemAddressFree, va, size / 2); GIVES(1, cuMemAddressFree, p, 2 * size);
+    CHECK(cuMemRelease, handle); CHECK(cuMemRelease, other); CHECK(cuMemFree_v2, p); GIVES(2, cuMemAllocAsync, &p, ~(size_t)0, NULL);
+    CHECK(cuMemAddressFree, va, size); CHECK(cuMemGetInfo_v2, &free_after, &total); EXPECT(free_after == free_before);
+    CHECK(cuStreamCreate, &s1, 1); CHECK(cuStreamCreate, &s2, 1);
+    for (int i = 0; i < 70000; i++) {
+        EXPECT(!launch(quick, s1)); CHECK(cuEventCreate, &e, 0); CHECK(cuEventRecord, e, s1); CHECK(cuStreamWaitEvent, s2, e, 0); CHECK(cuEventDestroy_v2, e);
+    }
+    CHECK(cuCtxSynchronize);
+}
+
+/* Memory by descriptor between two processes: it lives as long as one of them has it. */
+static void imported(int fd, ptr *handle, ptr *va) {
+    CHECK(cuMemImportFromShareableHandle, handle, (void *)(intptr_t)fd, 1);
+    CHECK(cuMemAddressReserve, va, (size_t)2 << 20, (size_t)0, 0ULL, 0ULL); CHECK(cuMemMap, *va, (size_t)2 << 20, (size_t)0, *handle, 0ULL);
+}
+static unsigned word(ptr at) { unsigned got = 0; CHECK(cuMemcpyDtoH_v2, &got, at, (size_t)4); return got; }
+static void descriptor(void) {
+    int to[2], from[2], fd = -1; char go = 1, path[64]; size_t size = 2 << 20; ptr h1, h2, a1, a2; struct prop prop = {1, 1, 1, 0};
+    EXPECT(!pipe(to) && !pipe(from)); pid_t owner = getpid(), child = fork(); start();
+    if (!child) {
+        EXPECT(read(to[0], &fd, sizeof fd) == sizeof fd); snprintf(path, sizeof path, "/proc/%d/fd/%d", owner, fd);
+        fd = open(path, O_RDWR); EXPECT(fd >= 0); imported(fd, &h1, &a1); imported(fd, &h2, &a2); close(fd);
+        EXPECT(word(a1) == 11 && word(a2) == 11); CHECK(cuMemsetD32_v2, a1 + 4, 12, (size_t)1);
+        CHECK(cuMemUnmap, a1, size); CHECK(cuMemRelease, h1); EXPECT(write(from[1], &go, 1) == 1);
+        EXPECT(read(to[0], &go, 1) == 1); EXPECT(word(a2) == 11 && word(a2 + 4) == 12); /* The owner has let it go. */
+        CHECK(cuMemUnmap, a2, size); CHECK(cuMemRelease, h2); _exit(0);
+    }
+    CHECK(cuMemCreate, &h1, size, &prop, 0ULL); CHECK(cuMemExportToShareableHandle, &fd, h1, 1, 0ULL);
+    CHECK(cuMemAddressReserve, &a1, size, (size_t)0, 0ULL, 0ULL); CHECK(cuMemMap, a1, size, (size_t)0, h1, 0ULL); CHECK(cuMemsetD32_v2, a1, 11, (size_t)1);
+    CHECK(cuCtxSynchronize); EXPECT(write(to[1], &fd, sizeof fd) == sizeof fd); EXPECT(read(from[0], &go, 1) == 1);
+    EXPECT(word(a1) == 11 && word(a1 + 4) == 12); /* The other has let one of its two go. */
+    close(fd); CHECK(cuMemUnmap, a1, size); CHECK(cuMemRelease, h1); EXPECT(write(to[1], &go, 1) == 1);
+    int status = 1; EXPECT(waitpid(child, &status, 0) == child && status == 0);
+}
+
+/* Milliseconds of ten kernels of 1 ms in a context with so many SMs. */
+static float in_context(unsigned sms) {
+    unsigned list[] = {0, sms}; void *c, *m, *f, *e1, *e2; float ms; CHECK(cuCtxCreate_v3, &c, list, 1, 0, 0);
+    CHECK(cuModuleLoadData, &m, PTX); CHECK(cuModuleGetFunction, &f, m, "high_muxflow_us1000_f40_o50_i60_b30"); CHECK(cuEventCreate, &e1, 0); CHECK(cuEventCreate, &e2, 0);
+    CHECK(cuEventRecord, e1, NULL); for (int i = 0; i < 10; i++) EXPECT(!launch(f, NULL)); CHECK(cuEventRecord, e2, NULL);
+    CHECK(cuEventSynchronize, e2); CHECK(cuEventElapsedTime, &ms, e1, e2); CHECK(cuCtxDestroy_v2, c); return ms;
+}
+
 /* Each thread has a default stream of its own, and takes it along. */
 static void *in_own_stream(void *unused) {
     CHECK(cuCtxSetCurrent, context);
@@ -80,8 +186,8 @@ static void events(void) {
     EXPECT(!launch(slow, s1)); CHECK(cuEventRecord, f, s1); CHECK(cuStreamWaitEvent, s2, f, 0); EXPECT(!launch(quick, s2));
     GIVES(600, cuStreamQuery, s2); GIVES(600, cuEventQuery, f); GIVES(600, cuEventElapsedTime, &ms, e, f);
     CHECK(cuStreamSynchronize, s2); CHECK(cuEventQuery, f);
-    CHECK(cuEventElapsedTime, &ms, e, f); EXPECT(ms >= 50.0 && ms < 5000.0);
-    CHECK(cuEventElapsedTime, &ms, f, e); EXPECT(ms <= -50.0);
+    CHECK(cuEventElapsedTime, &ms, e, f); EXPECT(ms >= 300.0 && ms < 30000.0);
+    CHECK(cuEventElapsedTime, &ms, f, e); EXPECT(ms <= -300.0);
     /* Recorded again while somebody waits for the first time: that one counts. */
     EXPECT(!launch(slow, s1)); CHECK(cuEventRecord, f, s1); CHECK(cuStreamWaitEvent, s2, f, 0);
     EXPECT(!launch(slow, s1)); CHECK(cuEventRecord, f, s1);
@@ -118,9 +224,6 @@ static void *allocates(void *mode) {
     int r = CALL(cuMemAlloc_v2, &p, (size_t)512);
     if (!r) CHECK(cuMemFree_v2, p);
     return (void *)(intptr_t)r;
-}
-static int elsewhere(void *(*run)(void *), void *with) {
-    pthread_t t; void *r; pthread_create(&t, NULL, run, with); pthread_join(t, &r); return (int)(intptr_t)r;
 }
 static void spoiled(void *s) { /* Only its end is left, and gives nothing. */
     int status; void *g = &g; CHECK(cuStreamIsCapturing, s, &status); EXPECT(status == 2);
@@ -206,6 +309,32 @@ static void graphs(void) {
     CHECK(cuStreamSynchronize, s); CHECK(cuGraphExecDestroy, exec); CHECK(cuGraphDestroy, g); CHECK(cuStreamDestroy_v2, s);
 }
 
+struct box { size_t x, y, z, lod; unsigned type; const void *host; ptr device; void *array, *reserved; size_t pitch, height; };
+/* What nodes were told can be read back, and set again. */
+struct kernel { void *function; unsigned grid[3], block[3], shared; void **params, **extra, *kernel, *context; };
+static void told(void) {
+    void *g, *h, *n, *m, *c, *exec, *s, *count, *e1, *e2, *out, *copy; ptr p; unsigned first = 10, second = 20, got[4] = {0};
+    CHECK(cuMemAlloc_v2, &p, (size_t)64); CHECK(cuGraphCreate, &g, 0); CHECK(cuStreamCreate, &s, 1); CHECK(cuEventCreate, &e1, 2); CHECK(cuEventCreate, &e2, 2);
+    CHECK(cuModuleGetFunction, &count, module, "count"); void *args[] = {&p, &first}; struct kernel k = {count, {1, 1, 1}, {1, 1, 1}, 0, args}, back; memset(&back, 0xee, sizeof back);
+    CHECK(cuGraphAddKernelNode_v2, &n, g, NULL, (size_t)0, &k); first = 11; CHECK(cuGraphKernelNodeGetParams, n, &back);
+    EXPECT(back.function == count && back.block[2] == 1 && *(ptr *)back.params[0] == p && *(unsigned *)back.params[1] == 10 && (intptr_t)back.context == (intptr_t)0xeeeeeeeeeeeeeeee);
+    CHECK(cuGraphKernelNodeGetParams_v2, n, &back); EXPECT(back.context == NULL && *(unsigned *)back.params[1] == 10);
+    void *others[] = {back.params[0], &second}; back.params = others; CHECK(cuGraphKernelNodeSetParams_v2, n, &back);
+    struct { ptr to; size_t pitch; unsigned value, element; size_t width, height; } set = {p + 4, 8, 7, 4, 1, 1}, set2; CHECK(cuGraphAddMemsetNode, &m, g, NULL, (size_t)0, &set, context);
+    CHECK(cuGraphMemsetNodeGetParams, m, &set2); EXPECT(!memcmp(&set, &set2, sizeof set)); GIVES(1, cuGraphMemsetNodeGetParams, n, &set2); GIVES(1, cuGraphKernelNodeGetParams, m, &back);
+    struct { void *f, *data; } host = {function, (void *)1}, host2; CHECK(cuGraphAddHostNode, &c, g, NULL, (size_t)0, &host); CHECK(cuGraphHostNodeGetParams, c, &host2); EXPECT(!memcmp(&host, &host2, sizeof host));
+    /* A copy that was captured, put into the graph as it was read. */
+    struct { struct box src, dst; size_t width, height, depth; } box; void *order[] = {n, m};
+    CHECK(cuStreamBeginCapture_v2, s, 0); CHECK(cuMemcpyDtoDAsync_v2, p + 8, p, (size_t)8, s); CHECK(cuStreamEndCapture, s, &h); size_t one = 1; CHECK(cuGraphGetNodes, h, &copy, &one);
+    CHECK(cuGraphMemcpyNodeGetParams, copy, &box); EXPECT(box.src.device == p && box.dst.device == p + 8 && box.width == 8); CHECK(cuGraphAddMemcpyNode, &c, g, order, (size_t)2, &box, context);
+    /* Events, and the same node in a clone. */
+    CHECK(cuGraphAddEventRecordNode, &m, g, &c, (size_t)1, e1); CHECK(cuGraphEventRecordNodeGetEvent, m, &out); EXPECT(out == e1); GIVES(1, cuGraphEventWaitNodeGetEvent, m, &out); CHECK(cuGraphEventRecordNodeSetEvent, m, e2); CHECK(cuGraphEventRecordNodeGetEvent, m, &out); EXPECT(out == e2);
+    CHECK(cuGraphDestroy, h); CHECK(cuGraphClone, &h, g); CHECK(cuGraphNodeFindInClone, &copy, m, h); CHECK(cuGraphEventRecordNodeGetEvent, copy, &out); EXPECT(copy != m && out == e2); GIVES(1, cuGraphNodeFindInClone, &out, m, g);
+    called = 0; CHECK(cuGraphInstantiateWithFlags, &exec, g, 0ULL); CHECK(cuGraphExecEventRecordNodeSetEvent, exec, m, e1); GIVES(1, cuGraphExecEventWaitNodeSetEvent, exec, m, e1);
+    CHECK(cuGraphLaunch, exec, s); CHECK(cuStreamSynchronize, s); CHECK(cuMemcpyDtoH_v2, got, p, (size_t)16); EXPECT(got[0] == 20 && got[1] == 7 && got[2] == 20 && got[3] == 7 && called == 1);
+    CHECK(cuGraphExecDestroy, exec); CHECK(cuGraphDestroy, g); CHECK(cuGraphDestroy, h); CHECK(cuStreamDestroy_v2, s); CHECK(cuMemFree_v2, p);
+}
+
 static void memory(void) {
     ptr p, q; size_t pitch; void *s, *pool, *first; size_t big = (size_t)8 << 20;
     GIVES(1, cuMemAlloc_v2, &p, (size_t)0); GIVES(1, cuMemAllocManaged, &p, (size_t)0, 1); GIVES(1, cuMemAllocManaged, &p, (size_t)64, 4);
@@ -244,7 +373,6 @@ static void memory(void) {
     CHECK(cuStreamDestroy_v2, s);
 }
 
-struct box { size_t x, y, z, lod; unsigned type; const void *host; ptr device; void *array, *reserved; size_t pitch, height; };
 static void copies(void) {
     enum { W = 7, H = 5, D = 3, P = 16, R = 8 };
     unsigned char from[P * R * 4], to[W * H * D]; struct { struct box src, dst; size_t width, height, depth; } c; ptr p;
@@ -259,7 +387,16 @@ static void copies(void) {
     c.src.lod = 1; GIVES(1, cuMemcpy3D_v2, &c); c.src.lod = 0; c.src.z = 2; GIVES(1, cuMemcpy3D_v2, &c); /* beyond the end */
     c.src.z = 1; c.src.type = 9; GIVES(1, cuMemcpy3D_v2, &c); c.src.type = 2; c.depth = 0; CHECK(cuMemcpy3D_v2, &c);
     c.depth = (size_t)1 << 60; c.height = (size_t)1 << 60; GIVES(1, cuMemcpy3D_v2, &c);
-    CHECK(cuMemFree_v2, p);
+    c.src.height = c.dst.height = 0; c.src.pitch = c.dst.pitch = 0; c.src.x = c.src.y = 0; c.width = 1; GIVES(1, cuMemcpy3D_v2, &c);
+    /* Nodes of a graph keep to their memory too. */
+    void *g, *node, *exec; struct { ptr to; size_t pitch; unsigned value, element; size_t width, height; } set = {p, 16, 7, 4, 4, 32}; CHECK(cuGraphCreate, &g, 0);
+    memset(&c, 0, sizeof c); c.src.type = 2; c.src.device = p; c.src.pitch = P; c.dst.type = 1; c.dst.host = to; c.dst.pitch = W; c.width = W; c.height = H; c.depth = 1;
+    CHECK(cuGraphAddMemcpyNode, &node, g, NULL, (size_t)0, &c, context); CHECK(cuGraphInstantiateWithFlags, &exec, g, 0ULL);
+    c.src.device = p + sizeof from - P; GIVES(1, cuGraphAddMemcpyNode, &node, g, NULL, (size_t)0, &c, context);
+    GIVES(1, cuGraphMemcpyNodeSetParams, node, &c); GIVES(1, cuGraphExecMemcpyNodeSetParams, exec, node, &c, context);
+    CHECK(cuGraphAddMemsetNode, &node, g, NULL, (size_t)0, &set, context); set.height = 33; GIVES(1, cuGraphAddMemsetNode, &node, g, NULL, (size_t)0, &set, context);
+    set.height = (size_t)1 << 62; GIVES(1, cuGraphMemsetNodeSetParams, node, &set); set.height = 1; set.to = p + 2; GIVES(1, cuGraphMemsetNodeSetParams, node, &set);
+    CHECK(cuGraphExecDestroy, exec); CHECK(cuGraphDestroy, g); CHECK(cuMemFree_v2, p);
 }
 
 static void launches(void) {
@@ -336,13 +473,15 @@ static void fatbin(const char *path) {
 
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "all";
+    if (!strcmp(what, "descriptor")) { descriptor(); puts("ok"); return 0; }
     start();
     if (!strcmp(what, "lend")) { lend(); return 0; }
     if (!strcmp(what, "borrow")) { borrow(); return 0; }
     if (!strcmp(what, "beside")) { printf("%f\n", beside(atoi(argv[2]), atoi(argv[3]))); return 0; }
     if (!strcmp(what, "fatbin")) { fatbin(argv[2]); puts("ok"); return 0; }
     if (!strcmp(what, "threads")) { threads(); puts("ok"); return 0; }
-    contexts(); events(); callbacks(); capture(); graphs(); memory(); copies(); launches();
+    if (!strcmp(what, "many")) { many(); puts("ok"); return 0; }
+    contexts(); EXPECT(in_context(10) > 1.5f * in_context(40)); uploads(); events(); callbacks(); capture(); abandoned(); graphs(); told(); memory(); copies(); launches();
     puts("ok");
     return 0;
 }

@@ -18,11 +18,18 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use super::lenient::Lenient;
+
 /// Answers requests by their path.
 pub trait Routes: Send + Sync + 'static {
     /// Answers one; `None` for a path that is not served.
     fn route(self: Arc<Self>, request: HttpRequest<Body>)
     -> BoxFuture<'static, HttpResponse<Body>>;
+
+    /// Whether somebody listens, where answers are streams that never end.
+    fn has_listener(&self) -> bool {
+        true
+    }
 }
 
 /// Serves on a socket that is made anew, until `stop`. Returns once the socket can be connected to;
@@ -38,7 +45,7 @@ pub fn serve(
     }
     let listener = tokio::net::UnixListener::bind(socket)?;
     let connections = futures::stream::unfold(listener, |listener| async move {
-        let accepted = listener.accept().await.map(|(stream, _)| stream);
+        let accepted = listener.accept().await.map(|(stream, _)| Lenient::new(stream));
         Some((accepted, listener))
     });
     let server =

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use muxflow_agent::environment::{self, GpuSide, Restraint};
 use muxflow_types::SmShare;
@@ -17,13 +18,15 @@ const MPS_PIPE: &str = "/run/muxflow/mps";
 const CONTROL: &str = "/run/muxflow/control";
 /// Where an offline container finds the interposer.
 const INTERPOSER: &str = "/run/muxflow/libxcuda.so";
+/// How the interposer is told how long to wait for an agent.
+const HOLD_VARIABLE: &str = "MUXFLOW_ABANDONED_MS";
 /// What MPS clients and servers share beside the pipe.
 const SHARED_MEMORY: &str = "/dev/shm";
 /// Nodes that every GPU container needs, where they exist.
 const COMMON_NODES: [&str; 4] =
     ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
 
-/// Paths of the host that containers get.
+/// Paths of the host that containers get, and how long they wait for its agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPaths {
     /// The interposer.
@@ -34,6 +37,9 @@ pub struct HostPaths {
     pub dev: PathBuf,
     /// What the driver says of its GPUs.
     pub driver: PathBuf,
+    /// How long an offline process whose agent is gone waits at its gate for the next one before it
+    /// ends: longer than it takes to update an agent, its image included.
+    pub hold_for: Duration,
 }
 
 impl Default for HostPaths {
@@ -43,6 +49,7 @@ impl Default for HostPaths {
             shared_memory: SHARED_MEMORY.into(),
             dev: "/dev".into(),
             driver: "/proc/driver/nvidia".into(),
+            hold_for: Duration::from_secs(900),
         }
     }
 }
@@ -94,7 +101,8 @@ impl Injection {
             driver_memory_limit: None,
             sm_partition: None,
         };
-        let env = environment::offline(BTreeMap::new(), &none, side(gpu), &restraint);
+        let mut env = environment::offline(BTreeMap::new(), &none, side(gpu), &restraint);
+        env.insert(HOLD_VARIABLE.to_owned(), paths.hold_for.as_millis().to_string());
         let mut injection = Self::new(gpu, paths, env);
         injection.mounts.push(mount(CONTROL, control, false));
         injection.mounts.push(mount(INTERPOSER, &paths.interposer, true));
@@ -200,6 +208,8 @@ mod tests {
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50.01",
             "LD_PRELOAD=/run/muxflow/libxcuda.so",
             "MUXFLOW_CONTROL=/run/muxflow/control",
+            // An update of the agent takes longer than the half minute that a job of one machine waits.
+            "MUXFLOW_ABANDONED_MS=900000",
         ] {
             assert!(env.contains(&wanted), "{wanted} not in {env:?}");
         }

@@ -8,11 +8,13 @@
 //! as a device of the container device interface ([`inject`]). Nothing is locked, and nothing is
 //! remembered that could leak: a place is free when the kubelet says so.
 //!
-//! [`wire`] has the messages, [`grpc`] carries them, [`plugin`] answers, [`registration`] introduces the plugin to
+//! [`wire`] has the messages, [`grpc`] carries them (through `lenient`, which reads requests as kubelets
+//! write them), [`plugin`] answers, [`registration`] introduces the plugin to
 //! the kubelet, again each time the kubelet restarts.
 
 pub mod grpc;
 pub mod inject;
+mod lenient;
 pub mod plugin;
 pub mod registration;
 pub mod wire;

@@ -20,6 +20,7 @@ use crate::names;
 use crate::node::executor::LocalGpu;
 use crate::node::ground::Ground;
 use crate::node::placed::{self, Placed};
+use crate::scheduler::pods;
 use crate::whole_file;
 
 /// How long the watch of pods may lag behind the kubelet, and the kubelet's list behind its calls.
@@ -41,12 +42,14 @@ pub struct DevicePlugin {
     kind: Kind,
     ground: Arc<Ground>,
     devices: watch::Receiver<Vec<Device>>,
+    /// Each stream to a kubelet holds one too.
+    listeners: Arc<()>,
 }
 
 impl DevicePlugin {
     /// Tells these devices.
     pub fn new(kind: Kind, ground: Arc<Ground>, devices: watch::Receiver<Vec<Device>>) -> Self {
-        DevicePlugin { kind, ground, devices }
+        DevicePlugin { kind, ground, devices, listeners: Arc::default() }
     }
 
     /// The resource of a kind.
@@ -64,13 +67,13 @@ impl DevicePlugin {
     }
 
     fn tell(&self) -> Messages<Devices> {
-        let begin = (self.devices.clone(), true);
-        Box::pin(futures::stream::unfold(begin, |(mut devices, first)| async move {
+        let begin = (self.devices.clone(), Arc::clone(&self.listeners), true);
+        Box::pin(futures::stream::unfold(begin, |(mut devices, listener, first)| async move {
             if !first && devices.changed().await.is_err() {
                 return None;
             }
             let now = devices.borrow_and_update().clone();
-            Some((Ok(Devices { devices: now }), (devices, false)))
+            Some((Ok(Devices { devices: now }), (devices, listener, false)))
         }))
     }
 
@@ -92,6 +95,7 @@ impl DevicePlugin {
             containers.push(match self.kind {
                 Kind::Online => {
                     let gpu = self.gpu(device)?;
+                    self.give_to_service(device)?;
                     Injection::online(&gpu, &self.ground.paths).allocation()
                 }
                 Kind::Offline if self.ground.cdi.is_some() => self.promise(device)?,
@@ -99,6 +103,16 @@ impl DevicePlugin {
             });
         }
         Ok(AllocateResponse { containers })
+    }
+
+    /// A GPU serves one service, whether it was asked for as a device or by a claim.
+    fn give_to_service(&self, device: &str) -> Result<(), Status> {
+        if self.ground.claimed_by_services().contains(device) {
+            let why = format!("GPU {device} is held by the claim of another service");
+            return Err(Status::failed_precondition(why));
+        }
+        self.ground.given_to_services().insert(device.to_owned());
+        Ok(())
     }
 
     fn gpu(&self, uuid: &str) -> Result<LocalGpu, Status> {
@@ -123,7 +137,8 @@ impl DevicePlugin {
     async fn allocate_now(&self, device: &str) -> Result<ContainerAllocation, Status> {
         let served = self.ground.attached();
         let expected = patiently(|| {
-            let waiting = |p: &Placed| p.gpu.as_str() == device && !served.contains(&p.job);
+            let waiting =
+                |p: &Placed| p.gpu.as_str() == device && !p.leaving && !served.contains(&p.job);
             self.ground.placed().into_iter().find(|p| waiting(p))
         });
         let expected = expected.await.ok_or_else(|| {
@@ -138,7 +153,8 @@ impl DevicePlugin {
 
     async fn attach(&self, placed: &Placed) -> Result<Injection, Status> {
         let gpu = self.gpu(placed.gpu.as_str())?;
-        let control = self.ground.attach(placed).await.map_err(Status::unavailable)?;
+        let control = self.ground.attach(placed).await;
+        let control = control.map_err(|why| Status::unavailable(why.words()))?;
         Ok(Injection::offline(&gpu, &self.ground.paths, placed.share, &control))
     }
 
@@ -146,7 +162,12 @@ impl DevicePlugin {
     async fn prepare(&self, request: &DeviceIds) -> Result<Empty, Status> {
         let device = single(&request.ids)?;
         let (namespace, name) = self.holder(device).await?;
-        let pod = patiently(|| placed::find(&self.ground.pods, &namespace, &name)).await;
+        // The kubelet names no uid: one that leaves is the predecessor of that name, whose successor
+        // the watch has not shown yet.
+        let pod = patiently(|| {
+            placed::find(&self.ground.pods, &namespace, &name).filter(|pod| !pods::is_leaving(pod))
+        });
+        let pod = pod.await;
         let pod = pod.ok_or_else(|| {
             Status::unavailable(format!("pod {namespace}/{name} is not known here yet"))
         })?;
@@ -175,7 +196,7 @@ impl DevicePlugin {
             placed.pod.path(),
             placed.gpu
         );
-        self.ground.must_leave(&placed.job, &why);
+        self.ground.must_leave(&placed.job, "WrongGpu", &why);
         Err(Status::failed_precondition(why))
     }
 
@@ -204,6 +225,10 @@ impl DevicePlugin {
 }
 
 impl Routes for DevicePlugin {
+    fn has_listener(&self) -> bool {
+        Arc::strong_count(&self.listeners) > 1
+    }
+
     fn route(
         self: Arc<Self>,
         request: HttpRequest<Body>,

@@ -4,11 +4,13 @@
 //! A kubelet that starts deletes all sockets of plugins and forgets them; capacity is 0 until each
 //! has introduced itself again. So two things are watched: the plugin's own socket, and the identity
 //! of the kubelet's. A socket file that a dead kubelet left refuses connections; that is tried again.
+//! And a kubelet that lost its stream of devices, for whatever reason, does not come back by itself: a
+//! plugin to which nobody listens introduces itself again.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
@@ -17,6 +19,8 @@ use super::wire::{Empty, Options, REGISTER, RegisterRequest, VERSION};
 
 /// How often the sockets are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long nobody may listen; a kubelet listens as soon as it has taken the plugin.
+const UNHEARD_AT_MOST: Duration = Duration::from_secs(10);
 /// How long an introduction may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -54,7 +58,7 @@ impl Plugin {
                 drop(ended.await);
             };
             match grpc::serve(&self.socket(), Arc::clone(&routes), until) {
-                Ok(_server) => self.stay(&mut stop).await,
+                Ok(_server) => self.stay(&*routes, &mut stop).await,
                 Err(error) => {
                     let socket = self.socket();
                     tracing::warn!(socket = %socket.display(), %error, "the plugin cannot listen; is the kubelet's folder mounted?");
@@ -67,17 +71,24 @@ impl Plugin {
     }
 
     /// Introduces the plugin, and returns when it must begin again.
-    async fn stay(&self, stop: &mut watch::Receiver<bool>) {
+    async fn stay(&self, routes: &impl Routes, stop: &mut watch::Receiver<bool>) {
         let own = identity(&self.socket());
         let kubelet = self.folder.join("kubelet.sock");
         let mut registered_with = None;
+        let mut heard = Instant::now();
         loop {
             let present = identity(&kubelet);
+            if routes.has_listener() {
+                heard = Instant::now();
+            } else if registered_with.is_some() && heard.elapsed() > UNHEARD_AT_MOST {
+                tracing::warn!(resource = self.resource, "the kubelet no longer listens");
+                registered_with = None;
+            }
             if present.is_some() && present != registered_with {
                 match self.register(&kubelet).await {
                     Ok(()) => {
                         tracing::info!(resource = self.resource, "registered with the kubelet");
-                        registered_with = present;
+                        (registered_with, heard) = (present, Instant::now());
                     }
                     Err(error) => {
                         tracing::warn!(resource = self.resource, %error, "the kubelet does not take the plugin yet");

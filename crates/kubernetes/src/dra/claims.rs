@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use muxflow_agent::cgroup::encode;
@@ -63,6 +63,11 @@ impl Record {
     }
 }
 
+/// Where the runtime looks for what a claim gives, in its folder of devices.
+pub(crate) fn cdi_file(cdi: &Path, uid: &str) -> PathBuf {
+    cdi.join(format!("muxflow.dev-claim-{}.json", encode(uid)))
+}
+
 /// All claims that are prepared on this node, by their uids.
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -104,8 +109,9 @@ impl Store {
     /// Remembers a claim, on disk first.
     pub(crate) fn insert(&self, uid: &str, claimed: Claimed) -> Result<(), String> {
         let text = serde_json::to_vec(&Record::of(&claimed)).map_err(|e| e.to_string())?;
+        let mut claims = self.lock();
         whole_file::write(&self.file(uid), &text)?;
-        self.lock().insert(uid.to_owned(), claimed);
+        claims.insert(uid.to_owned(), claimed);
         Ok(())
     }
 
@@ -119,11 +125,42 @@ impl Store {
         whole_file::remove(&self.file(uid))
     }
 
+    /// Forgets the claims of pods that are over. The kubelet lets claims go by itself, unless it has
+    /// lost its own memory of them; then a record would keep its GPU for ever. What the runtime was
+    /// told of them, in `cdi`, goes too.
+    pub(crate) fn forget_if(&self, cdi: Option<&Path>, is_over: impl Fn(&JobId) -> bool) {
+        // Under one lock: the claim may be on its way to the next pod, whose files are written under it
+        // or later.
+        self.lock().retain(|uid, claimed| {
+            let over = is_over(&claimed.pod);
+            if over {
+                tracing::warn!(claim = uid, pod = %claimed.pod, "a claim has outlived its pod");
+                self.remove_files(uid, cdi);
+            }
+            !over
+        });
+    }
+
+    fn remove_files(&self, uid: &str, cdi: Option<&Path>) {
+        for file in cdi.map(|cdi| cdi_file(cdi, uid)).into_iter().chain([self.file(uid)]) {
+            if let Err(error) = whole_file::remove(&file) {
+                tracing::warn!(claim = uid, error, "a file of a claim cannot be removed");
+            }
+        }
+    }
+
     /// What pods were given for offline work, by their uids.
     pub(crate) fn offline(&self) -> BTreeMap<JobId, Grant> {
         let claims = self.lock();
         let offline = claims.values().filter(|claimed| claimed.kind == Kind::Offline);
         offline.map(|claimed| (claimed.pod.clone(), claimed.grant.clone())).collect()
+    }
+
+    /// Whether a service holds a GPU by another claim than this one.
+    pub(crate) fn serves_another(&self, gpu: &str, uid: &str) -> bool {
+        let on =
+            |claimed: &Claimed| claimed.kind == Kind::Online && claimed.grant.gpu.as_str() == gpu;
+        self.lock().iter().any(|(own, claimed)| own != uid && on(claimed))
     }
 
     /// The GPUs that services hold, and the uids of their pods.
@@ -159,6 +196,7 @@ mod tests {
         assert_eq!(again.offline().len(), 1);
         assert_eq!(again.online(), [("GPU-1".to_owned(), JobId::new("pod-1").unwrap())]);
         assert_eq!(again.get("c-3"), None);
+        assert!(again.serves_another("GPU-1", "c-1") && !again.serves_another("GPU-1", "c-2"));
         again.remove("c-1").unwrap();
         again.remove("c-1").unwrap();
         assert!(Store::open(folder.path().to_owned()).offline().is_empty());

@@ -8,7 +8,6 @@ use futures::future::{BoxFuture, FutureExt as _};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, DynamicObject};
-use muxflow_agent::cgroup::encode;
 use muxflow_types::{Bytes, GpuId, JobId, SmCount, SmShare};
 use serde::Deserialize;
 use tokio::sync::{Notify, watch};
@@ -16,7 +15,7 @@ use tonic::Response;
 use tonic::body::Body;
 use tonic::codegen::http::{Request as HttpRequest, Response as HttpResponse};
 
-use super::claims::Claimed;
+use super::claims::{self, Claimed};
 use super::wire::*;
 use super::{DRIVER, slice};
 use crate::device::grpc::{self, Routes};
@@ -205,11 +204,17 @@ impl Driver {
         let Some(object) = found.await else {
             return Err(format!("claim {name}: its pod {pod} is not known here yet"));
         };
-        // Prepared before means that the pod may run already: it keeps what it was given.
-        let known = self.ground.claims.get(&claim.uid).filter(|known| known.pod.as_str() == pod);
+        let known = self.known(claim, &pod, &gpu).map_err(|why| format!("claim {name}: {why}"))?;
         let (grant, known) = match known {
-            Some(known) => (known.grant, true),
-            None => (self.grant(kind, &gpu, &object)?, false),
+            Some(grant) => (grant, true),
+            None => {
+                if kind == Kind::Online {
+                    self.is_free(&gpu.uuid, &claim.uid)
+                        .await
+                        .map_err(|why| format!("claim {name}: {why}"))?;
+                }
+                (self.grant(kind, &gpu, &object)?, false)
+            }
         };
         let job = JobId::new(&pod).map_err(|error| format!("claim {name}: {error}"))?;
         self.ground.claims.insert(&claim.uid, Claimed { pod: job, kind, grant: grant.clone() })?;
@@ -224,7 +229,7 @@ impl Driver {
                         if !known {
                             self.ground.claims.remove(&claim.uid)?;
                         }
-                        return Err(why);
+                        return Err(why.words());
                     }
                 };
                 Injection::offline(&gpu, &self.ground.paths, placed.share, &control)
@@ -239,6 +244,41 @@ impl Driver {
             device: given.device,
             cdi_devices: vec![format!("{CDI_KIND}={}", claim.uid)],
         })
+    }
+
+    /// What the pod was given when the claim was prepared before: it may run already, and keeps it. A
+    /// claim that has come to name another GPU since then cannot be kept to, and the pod leaves.
+    fn known(&self, claim: &Claim, pod: &str, gpu: &LocalGpu) -> Result<Option<Grant>, String> {
+        let known = self.ground.claims.get(&claim.uid).filter(|known| known.pod.as_str() == pod);
+        let Some(known) = known else { return Ok(None) };
+        if known.grant.gpu.as_str() == gpu.uuid {
+            return Ok(Some(known.grant));
+        }
+        let why = format!(
+            "it names GPU {} now, and its pod was given {}; the pod is evicted to be placed anew",
+            gpu.uuid, known.grant.gpu
+        );
+        self.ground.must_leave(&known.pod, "WrongGpu", &why);
+        Err(why)
+    }
+
+    /// A GPU serves one service, whether it was asked for by a claim or as a device. A kubelet that
+    /// does not say who holds what keeps nobody from serving.
+    async fn is_free(&self, uuid: &str, claim: &str) -> Result<(), String> {
+        match tokio::time::timeout(REQUEST_LIMIT, self.ground.look_who_holds()).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(status)) => {
+                tracing::warn!(why = status.message(), "the kubelet does not say who holds GPUs");
+            }
+            Err(_) => tracing::warn!("the kubelet does not answer who holds GPUs"),
+        }
+        if self.ground.given_to_services().contains(uuid) {
+            return Err(format!("GPU {uuid} is held by a service that asked for it as a device"));
+        }
+        if self.ground.claims.serves_another(uuid, claim) {
+            return Err(format!("GPU {uuid} is held by the claim of another service"));
+        }
+        Ok(())
     }
 
     /// Whose device this is.
@@ -286,7 +326,7 @@ impl Driver {
     }
 
     fn cdi_file(&self, uid: &str) -> PathBuf {
-        self.cdi.join(format!("muxflow.dev-claim-{}.json", encode(uid)))
+        claims::cdi_file(&self.cdi, uid)
     }
 
     async fn prepare_all(&self, ask: Claims) -> PrepareAnswers {
@@ -373,7 +413,36 @@ impl Routes for Driver {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::fake::{Fake, OTHER, OWN, Scene};
     use serde_json::json;
+
+    #[tokio::test]
+    async fn a_claim_that_was_prepared_keeps_its_gpu_or_its_pod_leaves() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut scene = Scene::with(Fake::default(), dir.path());
+        let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = crate::connect::client(nobody).unwrap();
+        let sockets = Sockets::under(dir.path());
+        let ground = Arc::clone(&scene.ground);
+        let driver = Driver::new(client, ground, sockets, dir.path().to_owned());
+        let claim = Claim { uid: "c".into(), ..Claim::default() };
+        let [a, b]: [LocalGpu; 2] = scene.ground.executor.gpus().try_into().unwrap();
+        assert_eq!(driver.known(&claim, OWN, &a), Ok(None));
+        let grant = Grant {
+            gpu: GpuId::new(&a.uuid).unwrap(),
+            share: SmShare::new(SmCount(10), SmCount(40)).unwrap(),
+            quota: Bytes(1 << 30),
+        };
+        let job = JobId::new(OWN).unwrap();
+        let claimed = Claimed { pod: job.clone(), kind: Kind::Offline, grant: grant.clone() };
+        scene.ground.claims.insert("c", claimed).unwrap();
+        assert_eq!(driver.known(&claim, OWN, &a), Ok(Some(grant)));
+        assert_eq!(driver.known(&claim, OTHER, &b), Ok(None), "another pod has it now");
+        let said = driver.known(&claim, OWN, &b).unwrap_err();
+        assert!(said.contains("GPU-a") && said.contains("GPU-b"), "{said}");
+        let wish = scene.wishes.try_recv().unwrap();
+        assert_eq!((wish.job, wish.reason), (job, "WrongGpu"));
+    }
 
     fn read(status: serde_json::Value) -> Result<(Given, String), String> {
         single("d/c", serde_json::from_value(status).unwrap())

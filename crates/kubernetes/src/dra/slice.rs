@@ -41,7 +41,8 @@ fn devices(ground: &Ground) -> Vec<Value> {
     let gpus = ground.executor.gpus();
     let mut devices = Vec::new();
     for kind in [Kind::Online, Kind::Offline] {
-        for offered in guests::devices(&*ground.executor, kind) {
+        let given = ground.given_to_services().clone();
+        for offered in guests::devices(&*ground.executor, kind, &given) {
             let gpu = gpus.iter().find(|gpu| gpu.uuid == offered.id);
             if let Some(gpu) = gpu.filter(|_| offered.health == HEALTHY) {
                 devices.push(device(kind, gpu));

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use super::ground::{Ground, Wish};
 use crate::events::Teller;
 use crate::resource::State;
-use crate::scheduler::pods::PodName;
+use crate::scheduler::pods::{self, PodName};
 
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -24,7 +24,7 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 /// Asks for evictions.
 pub(crate) struct Evictor {
     client: Client,
-    teller: Teller,
+    teller: Arc<Teller>,
     ground: Arc<Ground>,
     wanted: BTreeMap<JobId, Wanted>,
 }
@@ -38,12 +38,12 @@ struct Leaver {
 struct Wanted {
     wish: Wish,
     next: Instant,
-    refused: bool,
+    /// It was asked for already, in vain.
+    asked: bool,
 }
 
 impl Evictor {
-    pub(crate) fn new(client: Client, ground: Arc<Ground>, node: &str) -> Self {
-        let teller = Teller::new(client.clone(), "muxflow-agent", node);
+    pub(crate) fn new(client: Client, ground: Arc<Ground>, teller: Arc<Teller>) -> Self {
         Evictor { client, teller, ground, wanted: BTreeMap::new() }
     }
 
@@ -80,52 +80,72 @@ impl Evictor {
         if known.is_some_and(|known| wish.while_ill || !known.wish.while_ill) {
             return;
         }
-        let wanted = Wanted { next: Instant::now(), refused: false, wish };
+        let wanted = Wanted { next: Instant::now(), asked: false, wish };
         self.wanted.insert(wanted.wish.job.clone(), wanted);
     }
 
+    /// The pod of a guest and the GPU that it is on, as long as it is not leaving by itself. Where it
+    /// is says who let it in, whatever has become of the pod's annotations; for one that was not let in
+    /// they say where it was to be.
+    fn leaver(&self, job: &JobId) -> Option<Leaver> {
+        let pod = self.ground.pod_of(job).filter(|pod| !pods::is_leaving(pod))?;
+        let let_in = self.ground.guests().get(job).map(|attached| attached.gpu.clone());
+        let gpu = match let_in {
+            Some(gpu) => gpu,
+            None => self.ground.placed().into_iter().find(|p| p.job == *job)?.gpu.to_string(),
+        };
+        Some(Leaver { pod: PodName::of(&pod), gpu })
+    }
+
     async fn pursue(&mut self, job: &JobId) {
-        let Some((wish, refused)) = self.wanted.get(job).map(|w| (w.wish.clone(), w.refused))
-        else {
+        let Some((wish, asked)) = self.wanted.get(job).map(|w| (w.wish.clone(), w.asked)) else {
             return;
         };
-        let living = self.ground.placed().into_iter().find(|p| p.job == *job);
-        let Some(pod) = living.filter(|p| !p.leaving) else {
+        let Some(leaver) = self.leaver(job) else {
             self.wanted.remove(job);
             return;
         };
-        let (gpu, pod) = (pod.gpu.to_string(), pod.pod);
-        let attached = Leaver { pod, gpu };
         let executor = &self.ground.executor;
-        let state = executor.read(&attached.gpu).map(|reading| reading.state);
+        let state = executor.read(&leaver.gpu).map(|reading| reading.state);
         let well = matches!(state, Some(State::Healthy | State::Unhealthy));
-        if wish.while_ill && well && refused {
-            executor.relent(&attached.gpu);
+        if wish.while_ill && well && asked {
+            executor.relent(&leaver.gpu);
             self.wanted.remove(job);
             return;
         }
-        match self.evict(&attached, &wish, refused).await {
+        let (type_, reason, note) = match self.ask(&leaver.pod).await {
             Asked::Leaves => {
-                executor.drain(&attached.gpu, job, &wish.why);
+                // First of all, and before anybody is told.
+                executor.drain(&leaver.gpu, job, &wish.why);
                 self.wanted.remove(job);
+                (EventType::Normal, wish.reason, format!("leaves GPU {}: {}", leaver.gpu, wish.why))
             }
             Asked::Gone => {
                 self.wanted.remove(job);
+                return;
             }
-            Asked::Refused => self.later(job, true),
-            Asked::Failed => self.later(job, refused),
-        }
+            Asked::Refused(answer) => {
+                self.later(job);
+                let note = format!(
+                    "held at its gate on GPU {} because {}; not evicted yet: {answer}",
+                    leaver.gpu, wish.why
+                );
+                (EventType::Warning, "EvictionRefused", note)
+            }
+            Asked::Failed => return self.later(job),
+        };
+        // The same words about the same pod are written only now and then.
+        self.teller.tell(&leaver.pod, type_, reason, "Evicting", &note).await;
     }
 
-    fn later(&mut self, job: &JobId, refused: bool) {
+    fn later(&mut self, job: &JobId) {
         if let Some(wanted) = self.wanted.get_mut(job) {
             wanted.next = Instant::now() + AGAIN_AFTER;
-            wanted.refused = refused;
+            wanted.asked = true;
         }
     }
 
-    async fn evict(&self, attached: &Leaver, wish: &Wish, refused: bool) -> Asked {
-        let pod = &attached.pod;
+    async fn ask(&self, pod: &PodName) -> Asked {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
         let preconditions = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
         let parameters = EvictParams {
@@ -135,26 +155,13 @@ impl Evictor {
             }),
             post_options: PostParams::default(),
         };
-        let answer = tokio::time::timeout(REQUEST_LIMIT, api.evict(&pod.name, &parameters)).await;
-        let say = |type_, reason: &'static str, note: String| async move {
-            self.teller.tell(pod, type_, reason, "Evicting", &note).await;
-        };
-        match answer {
-            Ok(Ok(_)) => {
-                let note = format!("leaves GPU {}: {}", attached.gpu, wish.why);
-                say(EventType::Normal, wish.reason, note).await;
-                Asked::Leaves
-            }
+        match tokio::time::timeout(REQUEST_LIMIT, api.evict(&pod.name, &parameters)).await {
+            Ok(Ok(_)) => Asked::Leaves,
             Ok(Err(KubeError::Api(status))) if matches!(status.code, 404 | 409) => Asked::Gone,
-            Ok(Err(KubeError::Api(status))) if status.code == 429 => {
-                if !refused {
-                    let note = format!(
-                        "held at its gate on GPU {} because {}; not evicted yet: {}",
-                        attached.gpu, wish.why, status.message
-                    );
-                    say(EventType::Warning, "EvictionRefused", note).await;
-                }
-                Asked::Refused
+            // A budget, or several of them, or somebody who checks requests.
+            Ok(Err(KubeError::Api(status))) => {
+                tracing::warn!(pod = pod.path(), code = status.code, "the eviction is refused");
+                Asked::Refused(status.message.clone())
             }
             Ok(Err(error)) => {
                 tracing::warn!(pod = pod.path(), %error, "the eviction failed");
@@ -171,6 +178,11 @@ impl Evictor {
 enum Asked {
     Leaves,
     Gone,
-    Refused,
+    /// What the API server said.
+    Refused(String),
     Failed,
 }
+
+#[cfg(test)]
+#[path = "evict_tests.rs"]
+mod tests;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use muxflow_agent::cgroup::encode;
 use muxflow_agent::config::AgentConfig;
+use muxflow_agent::error::AgentError;
 use muxflow_agent::gpu::guest::GuestSpec;
 use muxflow_agent::gpu::{Order, StopReason};
 use muxflow_agent::handle::AgentHandle;
@@ -59,6 +60,24 @@ pub struct Reading {
     pub outside: Vec<u32>,
 }
 
+/// Why a guest was not let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotLetIn {
+    /// The GPU does not take it; why, in words.
+    Refused(String),
+    /// Nobody has answered; it may be let in another time.
+    NoAnswer(String),
+}
+
+impl NotLetIn {
+    /// For people.
+    pub fn words(self) -> String {
+        match self {
+            NotLetIn::Refused(why) | NotLetIn::NoAnswer(why) => why,
+        }
+    }
+}
+
 /// The executor of a node's GPUs, as far as a cluster is concerned.
 pub trait Executor: Send + Sync + 'static {
     /// All GPUs of the node.
@@ -66,7 +85,7 @@ pub trait Executor: Send + Sync + 'static {
     /// What is known of one now.
     fn read(&self, uuid: &str) -> Option<Reading>;
     /// Lets a guest in; the directory of its control block, or why not. May block for seconds.
-    fn attach(&self, uuid: &str, guest: GuestSpec) -> Result<PathBuf, String>;
+    fn attach(&self, uuid: &str, guest: GuestSpec) -> Result<PathBuf, NotLetIn>;
     /// The guest is on its way out: drain it.
     fn drain(&self, uuid: &str, guest: &JobId, reason: &str);
     /// The guest is gone.
@@ -161,8 +180,11 @@ impl Executor for LocalAgent {
         })
     }
 
-    fn attach(&self, uuid: &str, guest: GuestSpec) -> Result<PathBuf, String> {
-        self.handle.attach(uuid, guest, ATTACH_WITHIN).map_err(|error| error.to_string())
+    fn attach(&self, uuid: &str, guest: GuestSpec) -> Result<PathBuf, NotLetIn> {
+        self.handle.attach(uuid, guest, ATTACH_WITHIN).map_err(|error| match error {
+            AgentError::NoAnswer { .. } => NotLetIn::NoAnswer(error.to_string()),
+            _ => NotLetIn::Refused(error.to_string()),
+        })
     }
 
     fn drain(&self, uuid: &str, guest: &JobId, reason: &str) {

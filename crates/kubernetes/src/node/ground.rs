@@ -13,12 +13,13 @@ use muxflow_agent::stop::StopLimits;
 use muxflow_types::JobId;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::executor::Executor;
+use super::executor::{Executor, NotLetIn};
 use super::placed::{self, Placed};
 use crate::device::grpc;
 use crate::device::inject::HostPaths;
 use crate::device::wire::{Empty, Holders, LIST_HOLDERS};
 use crate::dra::claims;
+use crate::names;
 use crate::scheduler::pods::{self, PodName};
 
 /// A guest that must leave.
@@ -58,6 +59,8 @@ pub struct Ground {
     /// What was given by claims.
     pub(crate) claims: claims::Store,
     guests: Mutex<BTreeMap<JobId, Attached>>,
+    /// GPUs that services hold as devices, by the kubelet.
+    given: Mutex<BTreeSet<String>>,
 }
 
 impl std::fmt::Debug for Ground {
@@ -111,6 +114,7 @@ impl Ground {
             wishes,
             claims: claims::Store::open(places.state.join("claims")),
             guests: Mutex::new(BTreeMap::new()),
+            given: Mutex::default(),
         }
     }
 
@@ -140,7 +144,7 @@ impl Ground {
     }
 
     /// Lets a pod in on the GPU that it was planned for.
-    pub(crate) async fn attach(&self, placed: &Placed) -> Result<PathBuf, String> {
+    pub(crate) async fn attach(&self, placed: &Placed) -> Result<PathBuf, NotLetIn> {
         let (executor, gpu) = (Arc::clone(&self.executor), placed.gpu.to_string());
         let spec = GuestSpec {
             job: placed.job.clone(),
@@ -149,7 +153,7 @@ impl Ground {
             stop: stop_limits(placed.grace_s),
         };
         let letting = tokio::task::spawn_blocking(move || executor.attach(&gpu, spec));
-        let dir = letting.await.map_err(|error| error.to_string())??;
+        let dir = letting.await.map_err(|error| NotLetIn::NoAnswer(error.to_string()))??;
         let attached = Attached {
             pod: placed.pod.clone(),
             gpu: placed.gpu.to_string(),
@@ -159,12 +163,31 @@ impl Ground {
         Ok(dir)
     }
 
-    /// Has a pod taken away.
-    pub(crate) fn must_leave(&self, job: &JobId, why: &str) {
+    /// Has a pod taken away, with the word of its event.
+    pub(crate) fn must_leave(&self, job: &JobId, reason: &'static str, why: &str) {
         // Nobody listens any more when the agent leaves.
-        let wish =
-            Wish { job: job.clone(), reason: "WrongGpu", why: why.to_owned(), while_ill: false };
+        let wish = Wish { job: job.clone(), reason, why: why.to_owned(), while_ill: false };
         drop(self.wishes.send(wish));
+    }
+
+    /// GPUs that services hold by claims.
+    pub(crate) fn claimed_by_services(&self) -> BTreeSet<String> {
+        self.claims.online().into_iter().map(|(gpu, _)| gpu).collect()
+    }
+
+    /// GPUs that services hold as devices, as far as the kubelet has told.
+    pub(crate) fn given_to_services(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the kubelet which GPUs services hold as devices, and remembers it.
+    pub(crate) async fn look_who_holds(&self) -> Result<Holders, tonic::Status> {
+        let holders = self.holders().await?;
+        let held = holders.pods.iter().flat_map(|pod| &pod.containers);
+        let devices = held.flat_map(|container| &container.devices);
+        let online = devices.filter(|held| held.resource_name == names::ONLINE_RESOURCE);
+        *self.given_to_services() = online.flat_map(|held| held.ids.clone()).collect();
+        Ok(holders)
     }
 
     /// Who holds what, by the kubelet.

@@ -4,47 +4,63 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muxflow_types::JobId;
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 
-use super::executor::Executor;
+use super::executor::{Executor, NotLetIn};
 use super::ground::{Attached, Ground};
 use super::identity;
-use super::placed::Placed;
+use super::placed::{self, Placed};
 use crate::device::plugin::Kind;
 use crate::device::wire::{Device, HEALTHY, UNHEALTHY};
 use crate::resource::State;
-use crate::scheduler::pods;
+use crate::scheduler::pods::{self, PodName};
 
 const TURN_EVERY: Duration = Duration::from_millis(500);
+/// A pod that was not let in is tried again after this long at the latest.
+const PUT_OFF_AT_MOST: Duration = Duration::from_secs(60);
 
 /// The devices of one kind. A GPU that is out of order is offered to nobody; one whose service needs
-/// all of it is offered to no job. It comes back by itself with its state.
-pub(crate) fn devices(executor: &dyn Executor, kind: Kind) -> Vec<Device> {
-    let healthy = |state: State| match kind {
-        Kind::Online => state != State::Disabled,
+/// all of it is offered to no job. It comes back by itself with its state. What services hold by the
+/// other way of asking for a GPU, as a device or by a claim, is offered to no further service.
+pub(crate) fn devices(executor: &dyn Executor, kind: Kind, held: &BTreeSet<String>) -> Vec<Device> {
+    let healthy = |state: State, uuid: &str| match kind {
+        Kind::Online => state != State::Disabled && !held.contains(uuid),
         Kind::Offline => !matches!(state, State::Disabled | State::Overlimit),
     };
     let device = |uuid: String| {
         let state = executor.read(&uuid).map_or(State::Disabled, |reading| reading.state);
-        let health = if healthy(state) { HEALTHY } else { UNHEALTHY };
+        let health = if healthy(state, &uuid) { HEALTHY } else { UNHEALTHY };
         Device { id: uuid, health: health.to_owned() }
     };
     executor.gpus().into_iter().map(|gpu| device(gpu.uuid)).collect()
 }
 
+/// A pod, and whether it was let in.
+type LetIn = (Placed, Result<PathBuf, NotLetIn>);
+
+/// How a pod is told what would be better.
+type Advise = Box<dyn Fn(PodName, String) + Send>;
+
 /// The loop's own memory.
-#[derive(Debug)]
 pub(crate) struct Local {
     ground: Arc<Ground>,
     devices: Vec<(Kind, watch::Sender<Vec<Device>>)>,
     urgent: Arc<Notify>,
     states: BTreeMap<String, State>,
     draining: BTreeSet<JobId>,
+    /// Pods of an earlier agent that are being let in.
+    coming: BTreeMap<JobId, JoinHandle<LetIn>>,
+    /// Pods that were not let in: when to try again, and how long after the time before.
+    put_off: BTreeMap<JobId, (Instant, Duration)>,
     /// Namespaces whose processes were seen to belong to the pod.
     verified: BTreeSet<(JobId, u64)>,
+    /// Guests that were told what would be better, or need not be.
+    advised: BTreeSet<JobId>,
+    advise: Advise,
     /// Where the kernel tells of processes.
     proc: PathBuf,
 }
@@ -54,6 +70,7 @@ impl Local {
         ground: Arc<Ground>,
         devices: Vec<(Kind, watch::Sender<Vec<Device>>)>,
         urgent: Arc<Notify>,
+        advise: impl Fn(PodName, String) + Send + 'static,
     ) -> Self {
         Local {
             ground,
@@ -61,7 +78,11 @@ impl Local {
             urgent,
             states: BTreeMap::new(),
             draining: BTreeSet::new(),
+            coming: BTreeMap::new(),
+            put_off: BTreeMap::new(),
             verified: BTreeSet::new(),
+            advised: BTreeSet::new(),
+            advise: Box::new(advise),
             proc: "/proc".into(),
         }
     }
@@ -78,11 +99,35 @@ impl Local {
     }
 
     async fn turn(&mut self) {
+        self.forget_claims();
         let placed = self.ground.placed();
         self.see_off(&placed);
         self.take_over(&placed).await;
         self.verify();
+        self.give_advice();
         self.offer();
+    }
+
+    /// A claim ends with its pod, and a pod with its processes, whoever was told of it.
+    fn forget_claims(&self) {
+        let is_over = |pod: &JobId| {
+            self.ground.pod_of(pod).is_none() && !identity::is_there(&self.proc, pod.as_str())
+        };
+        self.ground.claims.forget_if(self.ground.cdi.as_deref(), is_over);
+    }
+
+    /// Tells each new guest once what its pod lacks.
+    fn give_advice(&mut self) {
+        let guests = self.ground.attached();
+        self.advised.retain(|job| guests.contains(job));
+        for job in guests {
+            if self.advised.insert(job.clone())
+                && let Some(pod) = self.ground.pod_of(&job)
+                && let Some(what) = placed::without_pre_stop(&pod)
+            {
+                (self.advise)(PodName::of(&pod), what);
+            }
+        }
     }
 
     /// Drains who leaves, and forgets who is gone.
@@ -98,6 +143,14 @@ impl Local {
                 None => self.ground.pod_of(&job).map(|pod| pods::is_leaving(&pod)),
             };
             match leaving {
+                // Deleted by force, and its kubelet has not come to end it yet: the GPU is not free.
+                None if identity::is_there(&self.proc, job.as_str()) => {
+                    if self.draining.insert(job.clone()) {
+                        let why = "the pod is gone, and its processes are not";
+                        tracing::warn!(pod = attached.pod.path(), gpu = attached.gpu, "{why}");
+                        self.ground.executor.drain(&attached.gpu, &job, why);
+                    }
+                }
                 None => {
                     self.ground.executor.detach(&attached.gpu, &job);
                     self.ground.guests().remove(&job);
@@ -122,29 +175,67 @@ impl Local {
             let Some(job) = guest.filter(|job| !self.ground.guests().contains_key(job)) else {
                 continue;
             };
-            if self.ground.pod_of(&job).is_none() {
+            let is_over = self.ground.pod_of(&job).is_none();
+            if is_over && !identity::is_there(&self.proc, job.as_str()) {
                 tracing::warn!(gpu = gpu.uuid, %job, "the guest's pod is over");
                 executor.detach(&gpu.uuid, &job);
             }
         }
     }
 
-    /// Pods that run and that an earlier agent had let in.
+    /// Pods that run and that an earlier agent had let in. A GPU may take long to answer, and nobody
+    /// else waits for it.
     async fn take_over(&mut self, placed: &[Placed]) {
+        self.hear_who_came().await;
+        let waits = |job: &JobId| placed.iter().any(|p| p.running && p.job == *job);
+        self.put_off.retain(|job, _| waits(job));
         let known = self.ground.attached();
         let local: BTreeSet<String> =
             self.ground.executor.gpus().into_iter().map(|gpu| gpu.uuid).collect();
         for pod in placed.iter().filter(|p| p.running && !known.contains(&p.job)) {
-            if !local.contains(pod.gpu.as_str()) {
+            let later = self.put_off.get(&pod.job).is_some_and(|(at, _)| Instant::now() < *at);
+            let here = local.contains(pod.gpu.as_str());
+            if !here || later || self.coming.contains_key(&pod.job) {
                 continue;
             }
-            match self.ground.attach(pod).await {
-                Ok(_) => tracing::info!(pod = pod.pod.path(), gpu = %pod.gpu, "pod taken over"),
-                Err(why) => {
-                    tracing::warn!(pod = pod.pod.path(), gpu = %pod.gpu, why, "a running pod cannot be held at a gate; it must leave");
-                    self.ground.must_leave(&pod.job, &why);
+            let (ground, pod) = (Arc::clone(&self.ground), pod.clone());
+            let job = pod.job.clone();
+            let letting = tokio::spawn(async move {
+                let answer = ground.attach(&pod).await;
+                (pod, answer)
+            });
+            self.coming.insert(job, letting);
+        }
+    }
+
+    /// What has come of pods that were to be let in. One that its GPU refuses cannot be held at a gate
+    /// and must leave; one of which nobody has heard is held by its own gate, without a heartbeat.
+    async fn hear_who_came(&mut self) {
+        let over = |(_, letting): &(&JobId, &JoinHandle<_>)| letting.is_finished();
+        let done: Vec<JobId> =
+            self.coming.iter().filter(over).map(|(job, _)| job.clone()).collect();
+        for job in done {
+            let Some(letting) = self.coming.remove(&job) else { continue };
+            match letting.await {
+                Ok((pod, Ok(_))) => {
+                    tracing::info!(pod = pod.pod.path(), gpu = %pod.gpu, "pod taken over");
+                    // The agent that let it in has told it.
+                    self.advised.insert(job.clone());
+                    self.put_off.remove(&job);
+                    continue;
                 }
+                Ok((pod, Err(NotLetIn::Refused(why)))) => {
+                    tracing::warn!(pod = pod.pod.path(), gpu = %pod.gpu, why, "a running pod cannot be held at a gate; it must leave");
+                    self.ground.must_leave(&job, "NotTakenOver", &why);
+                }
+                Ok((pod, Err(NotLetIn::NoAnswer(why)))) => {
+                    tracing::warn!(pod = pod.pod.path(), gpu = %pod.gpu, why, "a running pod is not taken over yet");
+                }
+                Err(error) => tracing::warn!(%job, %error, "a pod is not taken over yet"),
             }
+            let before = self.put_off.get(&job).map_or(TURN_EVERY, |(_, wait)| *wait);
+            let wait = (before * 2).min(PUT_OFF_AT_MOST);
+            self.put_off.insert(job, (Instant::now() + wait, wait));
         }
     }
 
@@ -168,7 +259,16 @@ impl Local {
                     );
                     tracing::error!(gpu = attached.gpu, why, "two pods have each other's GPU");
                     self.ground.executor.drain(&attached.gpu, &job, &why);
-                    self.ground.must_leave(&job, &why);
+                    self.ground.must_leave(&job, "WrongGpu", &why);
+                    // Whoever uses it and was not let in is on no GPU that it was planned for. A guest
+                    // has a block of its own, by which it is found if it is wrong: numbers in this one
+                    // are what the job says. Other pods are no matter of the evictor.
+                    for intruder in pods.iter().filter_map(|uid| JobId::new(uid).ok()) {
+                        let is_guest = self.ground.guests().contains_key(&intruder);
+                        if !is_guest && self.ground.pod_of(&intruder).is_some() {
+                            self.ground.must_leave(&intruder, "WrongGpu", &why);
+                        }
+                    }
                 }
                 self.verified.insert(key);
             }
@@ -178,7 +278,7 @@ impl Local {
     /// Tells the kubelet what changed, and the cluster when a state did.
     fn offer(&mut self) {
         for (kind, teller) in &self.devices {
-            let now = devices(&*self.ground.executor, *kind);
+            let now = devices(&*self.ground.executor, *kind, &self.ground.claimed_by_services());
             teller.send_if_modified(|told| {
                 let news = *told != now;
                 *told = now;
@@ -200,83 +300,5 @@ impl Local {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use kube::runtime::reflector;
-    use muxflow_agent::gpu::guest::GuestSpec;
-
-    use super::*;
-    use crate::node::executor::{LocalGpu, Reading};
-    use crate::node::ground::Places;
-    use crate::scheduler::pods::PodName;
-
-    const OWN: &str = "11111111-0f2b-4c3d-9e8f-001122334455";
-    const OTHER: &str = "22222222-0f2b-4c3d-9e8f-001122334455";
-
-    /// A guest whose processes are in namespace 11.
-    #[derive(Default)]
-    struct OneGuest {
-        drained: Mutex<Vec<String>>,
-    }
-
-    impl Executor for OneGuest {
-        fn gpus(&self) -> Vec<LocalGpu> {
-            Vec::new()
-        }
-
-        fn read(&self, _: &str) -> Option<Reading> {
-            None
-        }
-
-        fn attach(&self, _: &str, _: GuestSpec) -> Result<PathBuf, String> {
-            Err("nobody comes".to_owned())
-        }
-
-        fn drain(&self, _: &str, guest: &JobId, reason: &str) {
-            self.drained.lock().unwrap().push(format!("{guest}: {reason}"));
-        }
-
-        fn detach(&self, _: &str, _: &JobId) {}
-
-        fn relent(&self, _: &str) {}
-
-        fn namespaces(&self, _: &str) -> Vec<u64> {
-            vec![11]
-        }
-    }
-
-    /// What comes of processes of a pod in the namespace: who was drained, and the wish.
-    fn verified_among(pod: &str) -> (Vec<String>, Option<crate::node::ground::Wish>) {
-        let dir = tempfile::tempdir().unwrap();
-        let process = dir.path().join("proc/7");
-        std::fs::create_dir_all(process.join("ns")).unwrap();
-        std::os::unix::fs::symlink("pid:[11]", process.join("ns/pid")).unwrap();
-        std::fs::write(process.join("cgroup"), format!("0::/kubepods/pod{pod}/c")).unwrap();
-        let executor = Arc::new(OneGuest::default());
-        let (tell, mut wishes) = tokio::sync::mpsc::unbounded_channel();
-        let places = Places { state: dir.path().to_owned(), ..Places::default() };
-        let (pods, _writer) = reflector::store();
-        let ground = Arc::new(Ground::new(executor.clone(), pods, &places, tell));
-        let name = PodName { namespace: "d".into(), name: "p".into(), uid: OWN.into() };
-        let attached = Attached { pod: name, gpu: "GPU-a".into(), claimed: false };
-        ground.guests().insert(JobId::new(OWN).unwrap(), attached);
-        let mut local = Local::new(ground, Vec::new(), Arc::default());
-        local.proc = dir.path().join("proc");
-        local.verify();
-        let drained = executor.drained.lock().unwrap().clone();
-        local.verify();
-        assert_eq!(*executor.drained.lock().unwrap(), drained, "seen to once");
-        (drained, wishes.try_recv().ok())
-    }
-
-    #[test]
-    fn a_pod_that_uses_the_control_block_of_another_is_found_by_its_control_group() {
-        assert_eq!(verified_among(OWN), (Vec::new(), None));
-        let (drained, wish) = verified_among(OTHER);
-        let wish = wish.unwrap();
-        assert_eq!((wish.job.as_str(), wish.reason, wish.while_ill), (OWN, "WrongGpu", false));
-        assert!(wish.why.contains(OTHER) && wish.why.contains("d/p"), "{}", wish.why);
-        assert_eq!(drained, [format!("{OWN}: {}", wish.why)]);
-    }
-}
+#[path = "guests_tests.rs"]
+mod tests;

@@ -38,6 +38,14 @@ pub fn pods_in(proc: &Path, namespace: u64) -> BTreeSet<String> {
         .collect()
 }
 
+/// Whether a process of a pod is there, whoever else still knows of the pod.
+pub fn is_there(proc: &Path, uid: &str) -> bool {
+    let entries = std::fs::read_dir(proc).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| std::fs::read_to_string(entry.path().join("cgroup")).ok())
+        .any(|cgroup| pod_of(&cgroup).as_deref() == Some(uid))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,5 +80,7 @@ mod tests {
         assert_eq!(pods_in(proc.path(), 11), BTreeSet::from([UID.to_owned()]));
         assert!(pods_in(proc.path(), 12).is_empty());
         assert!(pods_in(proc.path(), 13).is_empty());
+        assert!(is_there(proc.path(), UID));
+        assert!(!is_there(proc.path(), "2d9a6c1e-0f2b-4c3d-9e8f-001122334456"));
     }
 }

@@ -7,6 +7,8 @@
 
 pub mod evict;
 pub mod executor;
+#[cfg(test)]
+pub(crate) mod fake;
 pub mod ground;
 pub mod guests;
 pub mod identity;
@@ -21,6 +23,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher;
 use kube::{Api, Client};
+use muxflow_types::JobId;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -31,6 +34,8 @@ use crate::device::plugin::{DevicePlugin, Kind};
 use crate::device::registration::Plugin;
 use crate::dra::driver::{Driver, Sockets};
 use crate::dra::slice;
+use crate::events::{Later, Teller};
+use crate::scheduler::pods::PodName;
 use crate::scheduler::watches;
 use crate::{Error, dra};
 
@@ -67,6 +72,7 @@ impl Settings {
 pub struct Node {
     ground: Arc<Ground>,
     services: Arc<report::Services>,
+    later: Later,
     stop: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
@@ -95,7 +101,9 @@ impl Node {
         let (stop, stopped) = watch::channel(false);
         let mut devices = Vec::new();
         for kind in [Kind::Online, Kind::Offline] {
-            let (teller, told) = watch::channel(guests::devices(&*ground.executor, kind));
+            let claimed = ground.claimed_by_services();
+            let now = guests::devices(&*ground.executor, kind, &claimed);
+            let (teller, told) = watch::channel(now);
             let plugin = Arc::new(DevicePlugin::new(kind, Arc::clone(&ground), told));
             let registration = Plugin {
                 folder: settings.places.plugins.clone(),
@@ -110,7 +118,11 @@ impl Node {
         }
         let urgent = Arc::new(Notify::new());
         let services = Arc::new(report::Services::default());
-        let local = guests::Local::new(Arc::clone(&ground), devices, Arc::clone(&urgent));
+        let teller = Arc::new(Teller::new(client.clone(), "muxflow-agent", &settings.node));
+        let later = Later::new(Arc::clone(&teller));
+        let advice = later.clone();
+        let advise = move |pod, what| advice.tell(pod, "NoPreStop", "Running", what);
+        let local = guests::Local::new(Arc::clone(&ground), devices, Arc::clone(&urgent), advise);
         tasks.spawn(local.run(changed, stopped.clone()));
         let reporter = report::Reporter::new(
             client.clone(),
@@ -119,15 +131,28 @@ impl Node {
             Arc::clone(&services),
         );
         tasks.spawn(reporter.run(urgent, stopped.clone()));
-        let evictor = evict::Evictor::new(client, Arc::clone(&ground), &settings.node);
+        let evictor = evict::Evictor::new(client, Arc::clone(&ground), teller);
         tasks.spawn(evictor.run(told, stopped));
-        Ok(Node { ground, services, stop, tasks })
+        Ok(Node { ground, services, later, stop, tasks })
+    }
+
+    /// Says on a guest's pod what it did, so that its owner and who operates the cluster see it.
+    pub fn blame(&self, job: &JobId, what: &str) {
+        if let Some(pod) = self.ground.pod_of(job) {
+            self.later.tell(PodName::of(&pod), "CausedGpuError", "Running", what.to_owned());
+        }
     }
 
     /// What a page of metrics needs; it may outlive the node.
     pub fn metrics(&self) -> impl Fn() -> String + Send + 'static {
         let (ground, services) = (Arc::clone(&self.ground), Arc::clone(&self.services));
         move || metrics::render(&*ground.executor, &services)
+    }
+
+    /// An error once a loop has ended that nobody told to: the agent cannot do its work without any of
+    /// them, and must be started anew.
+    pub fn check(&mut self) -> Result<(), Error> {
+        watches::all_run("a loop of the node's side", &mut self.tasks)
     }
 
     /// Ends all loops. Pods stay as they are.

@@ -75,6 +75,29 @@ pub(crate) fn with(pod: &Pod, grant: Grant) -> Result<Placed, String> {
     })
 }
 
+/// What to tell of a pod whose container begins to end before anybody can drain its work on the GPU;
+/// nothing when each that has the GPU waits in its `preStop`.
+pub(crate) fn without_pre_stop(pod: &Pod) -> Option<String> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let hasty: Vec<&str> = containers
+        .filter(|container| {
+            let resources = container.resources.as_ref();
+            let limits = resources.and_then(|r| r.limits.as_ref());
+            let device = limits.is_some_and(|limits| limits.contains_key(names::OFFLINE_RESOURCE));
+            let claim = resources.is_some_and(|r| r.claims.as_ref().is_some_and(|c| !c.is_empty()));
+            let waits = container.lifecycle.as_ref().is_some_and(|l| l.pre_stop.is_some());
+            (device || claim) && !waits
+        })
+        .map(|container| container.name.as_str())
+        .collect();
+    (!hasty.is_empty()).then(|| {
+        format!(
+            "container {} has no preStop: when the pod is deleted, its processes are told to end before their work on the GPU is drained; add lifecycle.preStop.sleep of 3 seconds",
+            hasty.join(", ")
+        )
+    })
+}
+
 /// All pods that were placed here, by a binding or by a claim, and are not over, oldest first: the
 /// order in which a kubelet takes them.
 pub(crate) fn all(store: &Store<Pod>, claimed: &BTreeMap<JobId, Grant>) -> Vec<Placed> {

@@ -140,7 +140,8 @@ impl Reporter {
 
     /// Which online pod holds which GPU, by the kubelet.
     async fn find_services(&self) {
-        let asked = tokio::time::timeout(Duration::from_secs(5), self.ground.holders()).await;
+        let asked =
+            tokio::time::timeout(Duration::from_secs(5), self.ground.look_who_holds()).await;
         // Who holds what by claims is known here; what only the kubelet knows stays as it was.
         let mut services = match asked {
             Ok(Ok(holders)) => self.holding(&holders),

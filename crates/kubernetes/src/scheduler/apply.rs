@@ -63,6 +63,8 @@ impl Permit {
 /// What a cycle did.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(crate) struct Outcome {
+    /// There was nothing to plan.
+    pub(crate) idle: bool,
     /// Bindings that were made.
     pub(crate) bound: Vec<(PodName, Assumed)>,
     /// Bindings that were perhaps made: nobody answered.
@@ -76,6 +78,8 @@ pub(crate) struct Outcome {
     pub(crate) postponed: usize,
     /// Pods that could not be told yet why they wait.
     pub(crate) untold: usize,
+    /// Pods whose binding was refused for a reason of their own, by uid, and the reason.
+    pub(crate) aside: Vec<(String, String)>,
 }
 
 enum Answer {
@@ -83,6 +87,8 @@ enum Answer {
     Unsure(PodName, Assumed),
     Evicted,
     Told(String, String),
+    /// Refused for a reason of its own; whether it was told so.
+    Aside(String, String, bool),
     Nothing,
     Failed,
     Postponed,
@@ -161,6 +167,14 @@ impl Hands {
                 }
                 Answer::Evicted => outcome.evicted += 1,
                 Answer::Told(uid, note) => self.told.was_told(uid, note, Instant::now()),
+                Answer::Aside(uid, note, told) => {
+                    if told {
+                        self.told.was_told(uid.clone(), note.clone(), Instant::now());
+                    }
+                    // Whoever is behind it is planned soon.
+                    outcome.failed += 1;
+                    outcome.aside.push((uid, note));
+                }
                 Answer::Nothing => {}
                 Answer::Failed => outcome.failed += 1,
                 Answer::Postponed => outcome.postponed += 1,
@@ -173,13 +187,23 @@ impl Hands {
     async fn send(&self, action: Action, pods: &BTreeMap<&str, &Arc<Pod>>) -> Answer {
         match action {
             Action::Bind { pod, node, gpu, annotations } => {
-                let object = pods.get(pod.uid.as_str()).filter(|object| claim::asks(object));
-                if let Some(object) = object
+                let object = pods.get(pod.uid.as_str());
+                let before = object.and_then(|object| waiting_message(object));
+                if let Some(object) = object.filter(|object| claim::asks(object))
                     && let Err(problem) = claim::allocate(&self.client, object, &node, &gpu).await
                 {
-                    return self.not_allocated(pod, object, problem).await;
+                    return match problem {
+                        Problem::Waits(note) => self.set_aside(pod, note, before.as_deref()).await,
+                        Problem::Failed(error) => {
+                            tracing::warn!(pod = pod.path(), %error, "the claim was not allocated");
+                            Answer::Failed
+                        }
+                    };
                 }
-                self.bind(pod, node, gpu, annotations).await
+                match self.bind(pod.clone(), node, gpu, annotations).await {
+                    Err(note) => self.set_aside(pod, note, before.as_deref()).await,
+                    Ok(answer) => answer,
+                }
             }
             Action::Evict { pod, reason, note, .. } => self.evict(pod, reason, note).await,
             Action::Wait { pod, note } => self.tell_waiting(pod, note).await,
@@ -187,29 +211,28 @@ impl Hands {
         }
     }
 
-    async fn not_allocated(&self, pod: PodName, object: &Pod, problem: Problem) -> Answer {
-        match problem {
-            Problem::Waits(note) => {
-                let before = waiting_message(object);
-                if !self.told.is_news(&pod.uid, &note, before.as_deref(), Instant::now()) {
-                    return Answer::Nothing;
-                }
-                self.tell_waiting(pod, note).await
-            }
-            Problem::Failed(error) => {
-                tracing::warn!(pod = pod.path(), %error, "the claim was not allocated");
-                Answer::Failed
-            }
-        }
+    /// A pod that no plan can place as it is: it is told, unless it knows.
+    async fn set_aside(&self, pod: PodName, note: String, before: Option<&str>) -> Answer {
+        let uid = pod.uid.clone();
+        let news = self.told.is_news(&uid, &note, before, Instant::now());
+        let told = news && matches!(self.tell_waiting(pod, note.clone()).await, Answer::Told(..));
+        Answer::Aside(uid, note, told)
     }
 
+    /// Says that a pod was bound, now or when nobody answered.
+    pub(crate) fn tell_bound(&self, pod: PodName, at: &Assumed) {
+        let note = format!("bound to GPU {} on node {}", at.gpu, at.node);
+        self.later.tell(pod, "Scheduled", "Binding", note);
+    }
+
+    /// Binds a pod; an error is why this pod cannot be bound.
     async fn bind(
         &self,
         pod: PodName,
         node: String,
         gpu: GpuId,
         annotations: BTreeMap<String, String>,
-    ) -> Answer {
+    ) -> Result<Answer, String> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
         let binding = Binding {
             metadata: ObjectMeta {
@@ -229,9 +252,9 @@ impl Hands {
             api.create_subresource("binding", &pod.name, &PostParams::default(), &binding).await;
         match answer {
             Ok(_) => {
-                let note = format!("bound to GPU {gpu} on node {node}");
-                self.later.tell(pod.clone(), "Scheduled", "Binding", note);
-                Answer::Bound(pod, Assumed { node, gpu, until: None })
+                let assumed = Assumed { node, gpu, until: None };
+                self.tell_bound(pod.clone(), &assumed);
+                Ok(Answer::Bound(pod, assumed))
             }
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
                 tracing::info!(
@@ -239,16 +262,22 @@ impl Hands {
                     answer = status.message,
                     "the pod is bound or gone already"
                 );
-                Answer::Nothing
+                Ok(Answer::Nothing)
             }
             Err(error) => {
                 tracing::warn!(pod = pod.path(), node, %error, "the binding failed");
                 // A refusal is certain; anything else may have come after the binding was made.
                 match error {
-                    kube::Error::Api(status) if status.code < 500 => Answer::Failed,
+                    // Of these the pod is innocent.
+                    kube::Error::Api(status) if matches!(status.code, 401 | 429) => {
+                        Ok(Answer::Failed)
+                    }
+                    kube::Error::Api(status) if status.code < 500 => {
+                        Err(format!("its binding is refused: {}", status.message))
+                    }
                     _ => {
                         let until = Some(Instant::now() + UNSURE_FOR);
-                        Answer::Unsure(pod, Assumed { node, gpu, until })
+                        Ok(Answer::Unsure(pod, Assumed { node, gpu, until }))
                     }
                 }
             }
@@ -271,7 +300,9 @@ impl Hands {
                 Answer::Evicted
             }
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Answer::Nothing,
-            Err(kube::Error::Api(status)) if status.code == 429 => {
+            // A budget, or several of them, or somebody who checks requests.
+            Err(kube::Error::Api(status)) => {
+                tracing::warn!(pod = pod.path(), code = status.code, "the eviction is refused");
                 let note = format!("{note}; not evicted yet: {}", status.message);
                 self.event(&pod, EventType::Warning, "EvictionRefused", "Evicting", &note).await;
                 Answer::Failed

@@ -37,6 +37,12 @@ impl From<KubeError> for Problem {
                 "the scheduler may not allocate claims; install the chart with agent.dra: true"
                     .to_owned(),
             ),
+            // Gone, changed meanwhile, or too many at once: another time. Anything else is the claim's.
+            KubeError::Api(status)
+                if (400..500).contains(&status.code) && !matches!(status.code, 404 | 409 | 429) =>
+            {
+                Problem::Waits(format!("its claim cannot be allocated: {}", status.message))
+            }
             _ => Problem::Failed(error),
         }
     }

@@ -1,18 +1,20 @@
 //! What a pod asks of a node, and what stands against it.
 //!
 //! The rules are those of Kubernetes: selectors, required node affinity, taints, cordons, resource
-//! requests. A hard rule that is not understood here is named, and the pod waits: to place it anyway
+//! requests, and the anti-affinity of pods that are there already. A hard rule that is not understood here is named, and the pod waits: to place it anyway
 //! would break a promise that its owner relies on. Preferences (soft affinity, soft spreading) are
 //! not looked at.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{
     Container, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Taint,
     Toleration,
 };
 
+use super::apart::{Rule, Rules};
 use crate::names;
 use crate::quantity::{self, Amounts};
 
@@ -22,6 +24,8 @@ pub(crate) struct Requirement {
     selector: BTreeMap<String, String>,
     affinity: Option<NodeSelector>,
     tolerations: Vec<Toleration>,
+    /// Rules of other pods that keep it away from where they are.
+    apart: Vec<Arc<Rule>>,
     /// Resources, a place among the node's pods included.
     pub(crate) requests: Amounts,
 }
@@ -33,6 +37,7 @@ pub(crate) enum Obstacle {
     Selector,
     Affinity,
     Taint(String),
+    AntiAffinity,
     Lacks(String),
 }
 
@@ -43,19 +48,21 @@ impl fmt::Display for Obstacle {
             Obstacle::Selector => write!(f, "outside its node selector"),
             Obstacle::Affinity => write!(f, "outside its node affinity"),
             Obstacle::Taint(taint) => write!(f, "with the untolerated taint {taint}"),
+            Obstacle::AntiAffinity => write!(f, "with a pod whose anti-affinity keeps it away"),
             Obstacle::Lacks(resource) => write!(f, "with too little {resource}"),
         }
     }
 }
 
 impl Requirement {
-    /// Reads a pod.
-    pub(crate) fn of(pod: &Pod) -> Self {
+    /// Reads a pod; `rules` are those of the pods that are on nodes.
+    pub(crate) fn of(pod: &Pod, rules: &Rules) -> Self {
         let Some(spec) = &pod.spec else {
             return Requirement {
                 selector: BTreeMap::new(),
                 affinity: None,
                 tolerations: Vec::new(),
+                apart: rules.against(pod),
                 requests: requests(pod),
             };
         };
@@ -67,6 +74,7 @@ impl Requirement {
                 .and_then(|a| a.node_affinity.as_ref())
                 .and_then(|a| a.required_during_scheduling_ignored_during_execution.clone()),
             tolerations: spec.tolerations.clone().unwrap_or_default(),
+            apart: rules.against(pod),
             requests: requests(pod),
         }
     }
@@ -91,6 +99,9 @@ impl Requirement {
         let taints = spec.and_then(|s| s.taints.as_deref()).unwrap_or_default();
         if let Some(taint) = taints.iter().find(|t| !self.tolerates(t)) {
             return Some(Obstacle::Taint(taint.key.clone()));
+        }
+        if self.apart.iter().any(|rule| rule.covers(node)) {
+            return Some(Obstacle::AntiAffinity);
         }
         quantity::first_lacking(&self.requests, free).map(|r| Obstacle::Lacks(r.to_owned()))
     }
@@ -239,6 +250,17 @@ fn unsupported_field(spec: &PodSpec) -> Option<&'static str> {
     {
         return Some("ports.hostPort");
     }
+    // The kubelet would give its device to the next container too, under a name that is promised once.
+    let ends = |c: &&Container| c.restart_policy.as_deref() != Some("Always");
+    if spec
+        .init_containers
+        .iter()
+        .flatten()
+        .filter(ends)
+        .any(|c| container_requests(c).get(names::OFFLINE_RESOURCE).is_some_and(|n| *n > 0))
+    {
+        return Some("initContainers.resources with muxflow.dev/offline");
+    }
     None
 }
 
@@ -262,7 +284,7 @@ mod tests {
 
     fn obstacle(pod_spec: Value, node: &Node) -> Option<Obstacle> {
         let free = Amounts::from([("cpu".into(), 1000), ("pods".into(), 1000)]);
-        Requirement::of(&pod(pod_spec)).obstacle(node, &free)
+        Requirement::of(&pod(pod_spec), &Rules::default()).obstacle(node, &free)
     }
 
     #[test]
@@ -370,11 +392,18 @@ mod tests {
                 "persistentVolumeClaim",
                 json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}),
             ),
+            ("initContainers.resources", json!({"initContainers": [ask("1")]})),
         ] {
             let mut spec = spec;
             spec["containers"] = json!([ask("1")]);
             let said = unsupported(&pod(spec)).unwrap();
             assert!(said.contains(field), "{said}");
         }
+        let first = json!({"containers": [{"name": "c"}], "initContainers": [ask("1")]});
+        assert!(unsupported(&pod(first)).unwrap().contains("initContainers.resources"));
+        let mut beside = ask("1");
+        beside["restartPolicy"] = json!("Always");
+        let sidecar = json!({"containers": [{"name": "c"}], "initContainers": [beside]});
+        assert_eq!(unsupported(&pod(sidecar)), None);
     }
 }

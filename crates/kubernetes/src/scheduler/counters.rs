@@ -8,6 +8,7 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub struct Counters {
     leads: AtomicBool,
+    looks: AtomicU64,
     cycles: AtomicU64,
     bound: AtomicU64,
     evicted: AtomicU64,
@@ -25,6 +26,16 @@ fn micros(time: Duration) -> u64 {
 impl Counters {
     pub(crate) fn lead(&self, leads: bool) {
         self.leads.store(leads, Ordering::Relaxed);
+    }
+
+    /// The whole cluster was looked at.
+    pub(crate) fn look(&self) {
+        self.looks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often the whole cluster was looked at so far.
+    pub fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
     }
 
     /// A cycle is over: bindings, evictions and failures; jobs and GPUs it planned; how long the
@@ -53,6 +64,12 @@ impl Counters {
         let leads = if self.leads.load(Ordering::Relaxed) { 1 } else { 0 };
         let rows = [
             ("muxflow_scheduler_leads", "gauge", "1 for the replica that acts.", leads.to_string()),
+            (
+                "muxflow_scheduler_looks_total",
+                "counter",
+                "Times that the whole cluster was looked at.",
+                read(&self.looks).to_string(),
+            ),
             (
                 "muxflow_scheduler_cycles_total",
                 "counter",

@@ -37,8 +37,7 @@ pub(crate) fn decide(mut world: Assembled, plan: &ClusterPlan) -> Vec<Action> {
     let occupied: BTreeSet<GpuId> =
         world.snapshot.gpus.iter().filter(|g| g.running.is_some()).map(|g| g.gpu.clone()).collect();
     for (pod, gpu) in &world.doubled {
-        let note =
-            format!("another, older pod holds GPU {gpu}; this one is evicted to be placed anew");
+        let note = format!("another pod holds GPU {gpu}; this one is evicted to be placed anew");
         actions.push(Action::Evict {
             pod: pod.clone(),
             reason: "GpuTakenTwice",

@@ -6,7 +6,9 @@
 //! All state is in the cluster. What is kept here between two cycles is only what the watches have
 //! not shown yet.
 
+mod apart;
 mod apply;
+mod aside;
 mod brake;
 mod claim;
 mod constraint;
@@ -15,6 +17,7 @@ mod decide;
 mod lease;
 mod models;
 mod offer;
+mod planning;
 pub(crate) mod pods;
 mod profiles;
 mod snapshot;
@@ -27,16 +30,17 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
-use muxflow_policy::cluster::{Memory, Parameters, Planner, lint};
+use muxflow_policy::cluster::{Memory, Parameters, Planner};
 use muxflow_predictor::Registry;
-use muxflow_types::{ClusterPlan, GpuId, Micros};
+use muxflow_types::{GpuId, Micros};
 use tokio::sync::watch;
 
 use self::apply::{Hands, Outcome, Permit};
+use self::aside::Aside;
 use self::brake::Brake;
 use self::counters::Counters;
 use self::lease::{Claim, Valid};
-use self::models::{ByKind, Models};
+use self::models::Models;
 use self::snapshot::{Assembled, Assumed, View, assemble};
 use self::watches::Watches;
 use crate::Error;
@@ -191,6 +195,8 @@ struct Leader<'a> {
     assumed: BTreeMap<String, Assumed>,
     /// GPUs with a pod that nobody reports, and since when.
     missing: BTreeMap<GpuId, Micros>,
+    /// Pods that no plan can place as they are.
+    aside: Aside,
     brake: Brake,
 }
 
@@ -209,11 +215,13 @@ impl<'a> Leader<'a> {
             memory: (Memory::default(), Arc::default()),
             assumed: BTreeMap::new(),
             missing: BTreeMap::new(),
+            aside: Aside::default(),
             brake: Brake::default(),
         })
     }
 
-    /// Runs cycles until the lease is lost.
+    /// Runs cycles until the lease is lost. A watch that has ended ends all: another replica, or this one
+    /// started anew, sees what goes on.
     async fn lead(
         mut self,
         valid: &mut watch::Receiver<Option<Valid>>,
@@ -221,12 +229,15 @@ impl<'a> Leader<'a> {
     ) -> Result<(), Error> {
         let interval = Duration::from_micros(self.settings.parameters.interval.0);
         let mut reschedule_at = Instant::now() + interval;
-        let changed = self.watches.changed.clone();
+        let (changed, reported) = (self.watches.changed.clone(), self.watches.reported.clone());
         let mut wait = Duration::ZERO;
         let mut settle = self.settings.settle;
+        let mut idle = false;
         loop {
             tokio::select! {
                 () = changed.notified() => {}
+                // What a GPU reports matters to who waits for one. Where nobody does, the tick sees it.
+                () = reported.notified(), if !idle => {}
                 () = tokio::time::sleep(wait) => {}
             }
             tokio::time::sleep(settle).await;
@@ -234,12 +245,14 @@ impl<'a> Leader<'a> {
             if !still {
                 return Ok(());
             }
+            self.watches.check()?;
             let reschedule = Instant::now() >= reschedule_at;
             if reschedule {
                 reschedule_at = Instant::now() + interval;
             }
             let began = Instant::now();
             let outcome = self.cycle(reschedule, valid, term).await?;
+            idle = outcome.idle;
             // What was postponed for the lease's sake goes on at once; words can wait.
             let again = outcome.failed + outcome.untold;
             (wait, settle) = match (outcome.postponed, again) {
@@ -261,17 +274,19 @@ impl<'a> Leader<'a> {
         term: i32,
     ) -> Result<Outcome, Error> {
         let started = Instant::now();
+        self.settings.counters.look();
         let pods = self.watches.pods.state();
         self.forget_what_is_shown(&pods);
         let speeds = self.models.registry(&self.watches.models.state());
         let world = self.view(reschedule, &pods, &speeds);
         self.note_missing(&world);
         if world.pods.is_empty() && world.refused.is_empty() && world.doubled.is_empty() {
-            return Ok(Outcome::default());
+            return Ok(Outcome { idle: true, ..Outcome::default() });
         }
         let (jobs, gpus) = (world.snapshot.jobs.len(), world.snapshot.gpus.len());
         let residents = world.residents;
-        let Some((world, plan)) = self.plan(world, speeds).await? else {
+        let planning = planning::plan(self.planner, &mut self.memory, world, speeds);
+        let Some((world, plan)) = planning.await else {
             return Ok(Outcome::default());
         };
         let planned = started.elapsed();
@@ -287,6 +302,9 @@ impl<'a> Leader<'a> {
         let outcome = self.hands.apply(actions, &pods, &permit, self.settings.lease / 3).await;
         for (pod, assumed) in outcome.bound.iter().chain(&outcome.unsure) {
             self.assumed.insert(pod.uid.clone(), assumed.clone());
+        }
+        for (uid, note) in &outcome.aside {
+            self.aside.put(uid.clone(), note.clone(), Instant::now());
         }
         let counts = [outcome.bound.len(), outcome.evicted, outcome.failed];
         self.settings.counters.cycle(counts, [jobs, gpus], planned, started.elapsed());
@@ -321,42 +339,9 @@ impl<'a> Leader<'a> {
             models,
             jobs: &self.watches.jobs.state(),
             assumed: &self.assumed,
+            aside: &self.aside.now(Instant::now()),
             missing: &self.missing,
         })
-    }
-
-    /// Plans off the runtime's threads. `None` when the plan breaks its own rules: then nothing of it
-    /// is carried out.
-    async fn plan(
-        &mut self,
-        world: Assembled,
-        speeds: Arc<Registry>,
-    ) -> Result<Option<(Assembled, ClusterPlan)>, Error> {
-        let planner = self.planner.clone();
-        let (mut memory, of) = std::mem::take(&mut self.memory);
-        if !Arc::ptr_eq(&of, &speeds) {
-            memory = Memory::default();
-        }
-        let planning = tokio::task::spawn_blocking(move || {
-            let plan = planner.plan_next(&mut memory, &world.snapshot, &ByKind(&speeds))?;
-            let findings = lint(&world.snapshot, &plan, planner.parameters());
-            Ok::<_, Error>((world, plan, findings, (memory, speeds)))
-        });
-        let (world, plan, findings) = match planning.await {
-            Ok(planned) => {
-                let (world, plan, findings, memory) = planned?;
-                self.memory = memory;
-                (world, plan, findings)
-            }
-            Err(error) => {
-                tracing::error!(%error, "the planner broke down; nothing is changed");
-                return Ok(None);
-            }
-        };
-        for finding in &findings {
-            tracing::error!(%finding, "the plan breaks a rule and is not carried out");
-        }
-        Ok(findings.is_empty().then_some((world, plan)))
     }
 
     /// Remembers since when GPUs with a pod have been missed.
@@ -368,9 +353,10 @@ impl<'a> Leader<'a> {
     }
 
     /// Drops assumptions that the watch has caught up with: the pod is shown bound, or not at all;
-    /// and those that nothing has come of.
+    /// and those that nothing has come of. Of a binding that was made though nobody answered, the pod
+    /// is told now.
     fn forget_what_is_shown(&mut self, pods: &[Arc<Pod>]) {
-        if self.assumed.is_empty() {
+        if self.assumed.is_empty() && self.aside.is_empty() {
             return;
         }
         let waiting: std::collections::BTreeSet<&str> = pods
@@ -378,10 +364,24 @@ impl<'a> Leader<'a> {
             .filter(|p| pods::node(p).is_none())
             .filter_map(|p| p.metadata.uid.as_deref())
             .collect();
+        self.aside.forget_all_but(&waiting);
         let now = Instant::now();
+        let mut unheard = Vec::new();
         self.assumed.retain(|uid, assumed| {
-            waiting.contains(uid.as_str()) && assumed.until.is_none_or(|until| now < until)
+            let waits = waiting.contains(uid.as_str());
+            if !waits && assumed.until.is_some() {
+                unheard.push((uid.clone(), assumed.clone()));
+            }
+            waits && assumed.until.is_none_or(|until| now < until)
         });
+        for (uid, assumed) in unheard {
+            let is_it = |p: &&Arc<Pod>| p.metadata.uid.as_deref() == Some(uid.as_str());
+            let gpu =
+                |p: &Pod| pods::annotation(p, crate::names::GPU) == Some(assumed.gpu.as_str());
+            if let Some(pod) = pods.iter().find(is_it).filter(|p| gpu(p)) {
+                self.hands.tell_bound(pods::PodName::of(pod), &assumed);
+            }
+        }
     }
 }
 

@@ -147,6 +147,11 @@ pub(crate) fn weight(pod: &Pod) -> u32 {
     1 + u32::try_from(priority.clamp(0, 1_000_000_000) / 100).unwrap_or(0)
 }
 
+/// Whether nobody may be evicted to make room for it.
+pub(crate) fn displaces_nobody(pod: &Pod) -> bool {
+    pod.spec.as_ref().and_then(|s| s.preemption_policy.as_deref()) == Some("Never")
+}
+
 pub(crate) fn runs_as(pod: &Pod) -> Option<u32> {
     let spec = pod.spec.as_ref()?;
     let own = spec

@@ -1,17 +1,22 @@
 //! Profiles by workload and type, from the cluster's objects.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use muxflow_predictor::Registry;
 use muxflow_types::{Bytes, GpuType, Micros, Percent, ProfileRecord, WorkloadName};
 
-use crate::resource::Profile;
+use crate::resource::{MAX_SOLO_SPEED, MIN_SOLO_SPEED, Profile};
 
 /// Nobody has measured these, and no model was trained with them. By default each Job is a workload of
 /// its own; those of which nothing is known are all the same to the planner, so they carry one name
 /// and are planned as one kind.
 const UNPROFILED: &str = "unprofiled";
+
+/// Speeds that one type of GPU can have against another; what is outside was measured wrongly, and a
+/// weight out of all proportion would leave no plan at all.
+const SOLO_SPEEDS: RangeInclusive<f64> = MIN_SOLO_SPEED..=MAX_SOLO_SPEED;
 
 /// Profiles by workload and type.
 #[derive(Debug)]
@@ -41,7 +46,7 @@ impl<'a> Profiles<'a> {
                 solo_time: spec.solo_time_us.map(Micros),
                 memory: spec.memory_bytes.map(Bytes),
             };
-            let speed = spec.solo_speed.filter(|s| s.is_finite() && *s > 0.0);
+            let speed = spec.solo_speed.filter(|speed| SOLO_SPEEDS.contains(speed));
             map.insert((workload, gpu_type), (record, speed));
         }
         Profiles { map, models }

@@ -5,6 +5,7 @@
 //! requirements its node meets. A job then accepts the kinds whose nodes it fits. Profiles are told
 //! per kind too, so the planner stays as it is on one machine and in the simulator.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,6 +15,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use muxflow_predictor::Registry;
 use muxflow_types::{ClusterSnapshot, GpuId, GpuType, JobId, JobSnapshot, Micros, SmShare};
 
+use super::apart::Rules;
 use super::constraint::{self, Obstacle, Requirement};
 use super::offer::{self, Kinds, Seen};
 use super::pods::{self, Hold, PodName, Wishes};
@@ -52,6 +54,8 @@ pub(crate) struct View<'a> {
     pub(crate) models: &'a Registry,
     pub(crate) jobs: &'a [Arc<Job>],
     pub(crate) assumed: &'a BTreeMap<String, Assumed>,
+    /// Pods that are left out of this plan, by uid, and why.
+    pub(crate) aside: &'a BTreeMap<String, String>,
     /// GPUs with a pod that nobody reports, and since when.
     pub(crate) missing: &'a BTreeMap<GpuId, Micros>,
 }
@@ -87,7 +91,7 @@ pub(crate) struct Assembled {
     pub(crate) missing: BTreeSet<GpuId>,
     /// Pods that cannot be planned, and why.
     pub(crate) refused: Vec<(PodName, String)>,
-    /// Pods on a GPU that another, older pod holds.
+    /// Pods on a GPU that another pod holds.
     pub(crate) doubled: Vec<(PodName, GpuId)>,
 }
 
@@ -173,8 +177,9 @@ fn node_views(view: &View<'_>, planned: &BTreeMap<JobId, Planned>) -> BTreeMap<S
 
 pub(crate) type Residents<'a> = BTreeMap<GpuId, Resident<'a>>;
 
-/// Who is on which GPU. Where two pods claim one, the older stays. A pod cannot be on a GPU of another
-/// node, whatever somebody has written on it.
+/// Who is on which GPU. Where two pods claim one, the one that the GPU's agent names stays, and else the
+/// older: who has let a pod in knows better than what somebody writes on it. Nor can a pod be on a GPU of
+/// another node, whatever is written.
 fn residents<'a>(
     view: &View<'a>,
     seen: &BTreeMap<&str, Seen<'_>>,
@@ -192,7 +197,12 @@ fn residents<'a>(
             claims.push((pod, gpu));
         }
     }
-    claims.sort_by_key(|(pod, _)| (pods::created_at(pod), pod.metadata.uid.clone()));
+    claims.sort_by_cached_key(|(pod, gpu)| {
+        let status = seen.get(gpu.as_str()).and_then(|seen| seen.gpu.status.as_ref());
+        let named = status.and_then(|s| s.job.as_deref()?.split_once('/'));
+        let own = pod.metadata.namespace.as_deref().zip(pod.metadata.name.as_deref());
+        (named.is_none() || named != own, pods::created_at(pod), pod.metadata.uid.clone())
+    });
     let mut residents = Residents::new();
     let mut doubled = Vec::new();
     for (pod, gpu) in claims {
@@ -230,6 +240,7 @@ fn candidates(
 ) -> Vec<Candidate> {
     let places: BTreeMap<Option<&str>, &GpuId> =
         residents.iter().map(|(gpu, r)| (r.pod.metadata.uid.as_deref(), gpu)).collect();
+    let rules = LazyCell::new(|| Rules::of(view.pods, view.nodes));
     let mut numbers = BTreeMap::new();
     let mut candidates = Vec::new();
     for pod in view.pods.iter().filter(|p| pods::is_ours(p, view.scheduler)) {
@@ -245,23 +256,37 @@ fn candidates(
             continue;
         }
         let here = on.and_then(|gpu| seen.get(gpu.as_str()));
+        let hold = || pods::hold(pod, jobs);
         if let Some(gpu) = on {
             let left_alone = match here {
                 None => {
                     out.missing.insert(gpu.clone());
                     !view.is_gone(gpu)
                 }
-                // Between two reschedulings, a job that may run where it is is left alone.
-                Some(seen) => !view.reschedule && seen.health.allows_running(),
+                // Between two reschedulings, a job that may run where it is is left alone; and one that
+                // nobody may displace always is, or its GPU would be planned for others in vain.
+                Some(seen) => {
+                    let stays = !view.reschedule || (hold().is_some() && !endangers(pod, seen));
+                    stays && seen.health.allows_running()
+                }
             };
             if left_alone {
                 continue;
             }
         }
+        if on.is_none() && view.reschedule && pods::displaces_nobody(pod) {
+            continue; // Its turn is between two reschedulings, when only what is free is given away.
+        }
         if on.is_none()
             && let Some(why) = constraint::unsupported(pod)
         {
             out.refused.push((name, why));
+            continue;
+        }
+        if on.is_none()
+            && let Some(why) = view.aside.get(&name.uid)
+        {
+            out.refused.push((name, why.clone()));
             continue;
         }
         let wishes = match pods::wishes(pod) {
@@ -274,8 +299,8 @@ fn candidates(
             }
         };
         let Some(id) = pods::job_id(&name) else { continue };
-        let requirement = intern(&mut out.requirements, &mut numbers, Requirement::of(pod));
-        let hold = pods::hold(pod, jobs);
+        let requirement = intern(&mut out.requirements, &mut numbers, Requirement::of(pod, &rules));
+        let hold = hold();
         let planned = Planned { pod: name, requirement, hold, running: node.map(str::to_owned) };
         out.pods.insert(id.clone(), planned);
         let share = pods::bound_share(pod)
@@ -292,6 +317,13 @@ fn candidates(
         });
     }
     candidates
+}
+
+/// Whether a job may not be beside the service of its GPU, and must leave though nobody brings it back.
+fn endangers(pod: &Pod, seen: &Seen<'_>) -> bool {
+    let online = seen.gpu.status.as_ref().and_then(|status| status.online.as_ref());
+    let fail_prone = pods::annotation(pod, names::FAIL_PRONE) == Some("true");
+    online.is_some_and(|o| !o.in_mps || (o.critical && fail_prone))
 }
 
 /// The number of a requirement; pods that ask for the same share one.

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::resource::{GpuSpec, GpuStatus, ProfileSpec, State};
 use crate::scheduler::decide::{Action, decide};
-use crate::scheduler::models::ByKind;
+use crate::scheduler::offer::real_type;
+use crate::scheduler::planning;
 
 const NOW_S: i64 = 1_000_000;
 
@@ -21,6 +22,7 @@ struct World {
     profiles: Vec<Arc<Profile>>,
     models: Registry,
     assumed: BTreeMap<String, Assumed>,
+    aside: BTreeMap<String, String>,
     missing: BTreeMap<GpuId, Micros>,
     reschedule: bool,
 }
@@ -97,8 +99,9 @@ impl World {
             nodes,
             gpus,
             profiles: Vec::new(),
-            models: Registry::default(),
+            models: Registry::with_names(real_type),
             assumed: BTreeMap::new(),
+            aside: BTreeMap::new(),
             missing: BTreeMap::new(),
             reschedule: false,
         }
@@ -121,6 +124,7 @@ impl World {
             models: &self.models,
             jobs: &[],
             assumed: &self.assumed,
+            aside: &self.aside,
             missing: &self.missing,
         })
     }
@@ -129,7 +133,7 @@ impl World {
     fn actions(&self) -> Vec<Action> {
         let world = self.assemble();
         let planner = Planner::new(Parameters::default()).unwrap();
-        let plan = planner.plan(&world.snapshot, &ByKind(&self.models)).unwrap();
+        let plan = planner.plan(&world.snapshot, &self.models).unwrap();
         assert_eq!(lint(&world.snapshot, &plan, planner.parameters()), []);
         decide(world, &plan)
     }
@@ -253,6 +257,11 @@ fn a_job_that_counts_more_displaces_one_on_a_full_node() {
     world.pods.push(pod("important", json!({}), json!({"priority": 1_000_000})));
     assert_eq!(world.leaving(), [("job".to_owned(), "Displaced")]);
     assert_eq!(world.bound(), []);
+    let patient = json!({"priority": 1_000_000, "preemptionPolicy": "Never"});
+    world.pods[1] = pod("important", json!({}), patient);
+    assert_eq!(world.leaving(), []);
+    let left = World { pods: world.pods.split_off(1), reschedule: false, ..world };
+    assert_eq!(left.bound().len(), 1, "it takes what is free");
 }
 
 #[test]
@@ -405,4 +414,84 @@ fn what_differs_in_nothing_that_counts_is_one_kind() {
 fn an_old_status_takes_nothing_new() {
     let world = settled(|s| s.observed_at.0 = at(NOW_S - 301)).rescheduled();
     assert_eq!(world.assemble().snapshot.gpus[0].health, HealthState::Unhealthy);
+}
+
+#[test]
+fn a_pod_that_no_plan_can_place_keeps_nobody_waiting() {
+    let gpus = vec![Arc::new(gpu("GPU-a", "n1"))];
+    let odd = pod("odd", json!({}), json!({"priority": 1_000_000}));
+    let mut world = World::new(vec![node("n1", 8)], gpus, vec![odd, waiting("next")]);
+    assert_eq!(world.bound(), [("odd".to_owned(), "GPU-a".to_owned())]);
+    world.aside.insert("odd".into(), "its claim two must ask for one".into());
+    assert_eq!(world.bound(), [("next".to_owned(), "GPU-a".to_owned())]);
+    let told = world.actions();
+    let says = |action: &Action| matches!(action, Action::Wait { pod, note } if pod.name == "odd" && note.contains("claim two"));
+    assert!(told.iter().any(says), "{told:?}");
+}
+
+#[test]
+fn of_two_pods_on_a_gpu_the_one_that_its_agent_names_stays() {
+    // The older one, of another GPU of the node, has been written upon.
+    let gpus = vec![
+        gpu_that("GPU-a", "n1", |s| s.job = Some("d/a-old".into())),
+        gpu_that("GPU-b", "n1", |s| s.job = Some("d/b-young".into())),
+    ];
+    let pods = vec![on("a-old", "n1", "GPU-b", json!({})), on("b-young", "n1", "GPU-b", json!({}))];
+    let mut world = World::new(vec![node("n1", 8)], gpus, pods);
+    assert_eq!(world.leaving(), [("a-old".to_owned(), "GpuTakenTwice")]);
+    // Where the agent has not said, it is the older one.
+    world.gpus[1] = Arc::new(gpu("GPU-b", "n1"));
+    assert_eq!(world.leaving(), [("b-young".to_owned(), "GpuTakenTwice")]);
+}
+
+#[test]
+fn a_gpu_of_a_pod_that_may_not_be_displaced_is_planned_for_nobody_else() {
+    let mut bare = (*on("bare", "n1", "GPU-fast", json!({}))).clone();
+    bare.metadata.owner_references = None;
+    let gpus =
+        vec![gpu_that("GPU-fast", "n1", |_| {}), gpu_that("GPU-slow", "n1", |s| s.share_sms = 4)];
+    let important = pod("important", json!({}), json!({"priority": 1_000_000}));
+    let pods = vec![Arc::new(bare), important];
+    let mut world = World::new(vec![node("n1", 8)], gpus, pods).rescheduled();
+    assert_eq!(world.leaving(), []);
+    assert_eq!(world.bound(), [("important".to_owned(), "GPU-slow".to_owned())]);
+    // What a critical service must not have beside it leaves all the same.
+    let online = json!({"service": "s", "workload": "s", "predictedSmActivityPct": 50.0,
+        "critical": true, "inMps": true, "memoryBytes": 1 << 30});
+    let online: crate::resource::OnlineStatus = serde_json::from_value(online).unwrap();
+    let mut prone = (*on("prone", "n1", "GPU-a", json!({names::FAIL_PRONE: "true"}))).clone();
+    prone.metadata.owner_references = None;
+    world.pods = vec![Arc::new(prone)];
+    world.gpus = vec![gpu_that("GPU-a", "n1", move |s| s.online = Some(online.clone()))];
+    assert_eq!(world.leaving(), [("prone".to_owned(), "NoLongerFits")]);
+}
+
+#[test]
+fn a_speed_that_cannot_be_is_not_believed() {
+    let gpus = vec![Arc::new(gpu("GPU-a", "n1"))];
+    let job = pod("job", json!({names::WORKLOAD: "bert"}), json!({}));
+    let mut world = World::new(vec![node("n1", 8)], gpus, vec![job]);
+    for speed in [1e39, 1e300, 0.0, -1.0, 1e-30] {
+        let spec = json!({"workload": "bert", "gpuType": "T4", "soloSpeed": speed});
+        let spec: ProfileSpec = serde_json::from_value(spec).unwrap();
+        world.profiles = vec![Arc::new(Profile::new("bert", spec))];
+        assert_eq!(world.bound().len(), 1, "{speed}");
+    }
+}
+
+#[tokio::test]
+async fn a_world_without_a_plan_is_survived() {
+    let gpus = vec![Arc::new(gpu("GPU-a", "n1"))];
+    let world = World::new(vec![node("n1", 1)], gpus, vec![waiting("p")]);
+    let planner = Planner::new(Parameters::default()).unwrap();
+    let (mut kept, speeds) = (Default::default(), Arc::new(Registry::with_names(real_type)));
+    let mut broken = world.assemble();
+    let job = &mut broken.snapshot.jobs[0];
+    // More than the weights of the matching can hold.
+    job.solo_speed = job.gpu_types.iter().map(|kind| (kind.clone(), 1e39)).collect();
+    assert!(planner.plan(&broken.snapshot, &*speeds).is_err(), "nothing is shown here");
+    let none = planning::plan(&planner, &mut kept, broken, Arc::clone(&speeds)).await;
+    assert!(none.is_none());
+    let next = planning::plan(&planner, &mut kept, world.assemble(), speeds).await;
+    assert_eq!(next.unwrap().1.assignments.len(), 1);
 }

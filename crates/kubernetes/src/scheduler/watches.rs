@@ -30,16 +30,18 @@ pub(crate) struct Watches {
     pub(crate) profiles: Store<Profile>,
     pub(crate) models: Store<Model>,
     pub(crate) jobs: Store<Job>,
-    /// Told at each change.
+    /// Told at each change but those of GPUs.
     pub(crate) changed: Arc<Notify>,
+    /// Told when a GPU was reported: in a large cluster that is all the time.
+    pub(crate) reported: Arc<Notify>,
     // Ends the watches when it is dropped.
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 impl Watches {
     /// Opens all watches and waits for their first lists.
     pub(crate) async fn open(client: &Client, patience: Duration) -> Result<Self, Error> {
-        let changed = Arc::new(Notify::new());
+        let (changed, reported) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let mut tasks = JoinSet::new();
         let all = watcher::Config::default();
         let living =
@@ -47,12 +49,13 @@ impl Watches {
         let watches = Watches {
             pods: follow(&mut tasks, Api::all(client.clone()), living, slim_pod, &changed),
             nodes: follow(&mut tasks, Api::all(client.clone()), all.clone(), slim_node, &changed),
-            gpus: follow(&mut tasks, Api::all(client.clone()), all.clone(), whole, &changed),
+            gpus: follow(&mut tasks, Api::all(client.clone()), all.clone(), whole, &reported),
             profiles: follow(&mut tasks, Api::all(client.clone()), all.clone(), whole, &changed),
             models: follow(&mut tasks, Api::all(client.clone()), all.clone(), whole, &changed),
             jobs: follow(&mut tasks, Api::all(client.clone()), all, slim_job, &changed),
             changed,
-            _tasks: tasks,
+            reported,
+            tasks,
         };
         first_list("pods", &watches.pods, patience).await?;
         first_list("nodes", &watches.nodes, patience).await?;
@@ -61,6 +64,21 @@ impl Watches {
         first_list("models", &watches.models, patience).await?;
         first_list("jobs", &watches.jobs, patience).await?;
         Ok(watches)
+    }
+
+    /// An error once a watch has ended: what it has shown would never change again.
+    pub(crate) fn check(&mut self) -> Result<(), Error> {
+        all_run("a watch of the scheduler", &mut self.tasks)
+    }
+}
+
+/// An error once one of these tasks has ended, which none does by itself unless it panics. Nobody else
+/// would notice: what is left of the program goes on without it.
+pub(crate) fn all_run(what: &'static str, tasks: &mut JoinSet<()>) -> Result<(), Error> {
+    match tasks.try_join_next() {
+        None => Ok(()),
+        Some(Ok(())) => Err(Error::Ended { what, why: "nobody told it to".to_owned() }),
+        Some(Err(error)) => Err(Error::Ended { what, why: error.to_string() }),
     }
 }
 
@@ -162,5 +180,26 @@ where
     match tokio::time::timeout(patience, store.wait_until_ready()).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(_)) | Err(_) => Err(Error::Watch { kind, waited: patience }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_has_ended_is_noticed() {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(std::future::pending());
+        assert!(all_run("this", &mut tasks).is_ok());
+        tasks.spawn(async { panic!("on purpose") });
+        let said = loop {
+            tokio::task::yield_now().await;
+            if let Err(error) = all_run("this", &mut tasks) {
+                break error.to_string();
+            }
+        };
+        assert!(said.contains("this has ended") && said.contains("on purpose"), "{said}");
+        assert!(all_run("this", &mut tasks).is_ok(), "told once");
     }
 }

@@ -52,6 +52,7 @@ pub(crate) async fn chart(stage: &mut Stage) {
     }
     assert!(!other.contains("kind: NetworkPolicy"));
     assert!(render(Some("agent: {cdi: false}")).unwrap().contains("--no-cdi"));
+    assert!(render(Some("agent: {holdForSeconds: 77}")).unwrap().contains("--hold-for=77"));
     for (wrong, word) in [
         ("scheduler: {replicaz: 3}", "replicaz"),
         ("scheduler: {replicas: 0}", "replicas"),
@@ -60,6 +61,9 @@ pub(crate) async fn chart(stage: &mut Stage) {
         ("scheduler: {intervalSeconds: 60}", "intervalSeconds"),
         ("agent: {reportEverySeconds: 200}", "at least twice agent.reportEverySeconds"),
         ("networkPolicy: {apiServerPorts: []}", "apiServerPorts"),
+        // The agent would refuse both together, again and again.
+        ("agent: {cdi: false, dra: true}", "agent.dra needs agent.cdi"),
+        ("agent: {holdForSeconds: 5}", "holdForSeconds"),
     ] {
         let said = render(Some(wrong)).unwrap_err();
         assert!(said.contains(word), "{wrong}: {said}");
@@ -67,6 +71,7 @@ pub(crate) async fn chart(stage: &mut Stage) {
     let ports = render(Some("networkPolicy: {apiServerPorts: [16443]}")).unwrap();
     assert!(ports.contains("port: 16443") && !ports.contains("port: 6443"), "{ports}");
 
+    define_pod_monitors(stage).await;
     // The API server checks every field, of the examples too; only tried, not kept.
     let check = PatchParams {
         dry_run: true,
@@ -79,9 +84,6 @@ pub(crate) async fn chart(stage: &mut Stage) {
     for text in examples.iter().chain([&other]) {
         for mut document in serde_saphyr::from_multiple::<DynamicObject>(text).unwrap() {
             let kind = document.types.clone().unwrap().kind;
-            if kind == "PodMonitor" {
-                continue; // Its definition belongs to the Prometheus operator.
-            }
             if !kind.starts_with("ClusterRole") && kind != "DeviceClass" {
                 document.metadata.namespace.get_or_insert_with(|| NAMESPACE.to_owned());
             }
@@ -92,6 +94,37 @@ pub(crate) async fn chart(stage: &mut Stage) {
         }
     }
     removed(stage).await;
+}
+
+/// The definition of a PodMonitor belongs to the Prometheus operator; this one knows the fields that the
+/// chart writes, as theirs does, and refuses all others.
+async fn define_pod_monitors(stage: &Stage) {
+    let duration = json!({"type": "string", "pattern": "^([0-9]+(ms|[smhdwy]))+$"});
+    let endpoint = json!({"type": "object", "properties": {"port": {"type": "string"},
+        "interval": duration, "honorLabels": {"type": "boolean"}}});
+    let labels = json!({"type": "object", "additionalProperties": {"type": "string"}});
+    let selector = json!({"type": "object", "properties": {"matchLabels": labels}});
+    let spec = json!({"type": "object", "required": ["selector"], "properties":
+        {"selector": selector, "podMetricsEndpoints": {"type": "array", "items": endpoint}}});
+    let schema = json!({"type": "object", "required": ["spec"], "properties": {"spec": spec}});
+    let definition = json!({"apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "podmonitors.monitoring.coreos.com"},
+        "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced",
+            "names": {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor"},
+            "versions": [{"name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": schema}}]}});
+    let definition: DynamicObject = serde_json::from_value(definition).unwrap();
+    let apply = PatchParams::apply("install").force();
+    let name = definition.metadata.name.clone().unwrap();
+    let api = install::api(&stage.client, &definition);
+    api.patch(&name, &apply, &Patch::Apply(&definition)).await.unwrap();
+    wait("PodMonitors served", || async {
+        let request = http::Request::get("/apis/monitoring.coreos.com/v1/podmonitors");
+        let request = request.body(Vec::new()).unwrap();
+        stage.client.request::<serde_json::Value>(request).await.ok().map(drop)
+    })
+    .await;
 }
 
 /// Everything but the definitions is removed and installed again under a scheduler that runs, as an
@@ -109,7 +142,7 @@ async fn removed(stage: &Stage) {
     for name in ["online", "offline"] {
         before.push((name, world.pods.get(name).await.unwrap().metadata.uid));
     }
-    for document in install::documents().iter().rev() {
+    for document in install::documents(stage).iter().rev() {
         let kind = document.types.clone().unwrap().kind;
         if !matches!(kind.as_str(), "CustomResourceDefinition" | "Namespace") {
             let name = document.metadata.name.clone().unwrap();

@@ -245,9 +245,8 @@ async fn planned(stage: &Stage, kubelet: &Kubelet, executor: &FakeExecutor) {
     world.pod("odd", json!({}), spec).await;
     let told = world.wait_for_message("odd", "its claim two").await;
     assert!(told.contains("exactly one device of the class offline.muxflow.dev"), "{told}");
-    world.pods.delete("odd", &DeleteParams::default().grace_period(0)).await.unwrap();
-    claims.delete("two", &DeleteParams::default()).await.unwrap();
 
+    // It waits, and keeps nobody else from the one GPU.
     let uid = pod_with_claim(stage, "planned", "muxflow").await;
     let (claim, given) = allocated(stage, "planned").await;
     assert_eq!(
@@ -256,6 +255,8 @@ async fn planned(stage: &Stage, kubelet: &Kubelet, executor: &FakeExecutor) {
     );
     let object = claims.get(&claim.name).await.unwrap();
     assert_eq!(object.data["status"]["reservedFor"][0]["uid"], uid.as_str());
+    world.pods.delete("odd", &DeleteParams::default().grace_period(0)).await.unwrap();
+    claims.delete("two", &DeleteParams::default()).await.unwrap();
     let annotations = world.pods.get("planned").await.unwrap().metadata.annotations.unwrap();
     assert_eq!(
         (annotations[names::GPU].as_str(), annotations[names::SHARE].as_str()),

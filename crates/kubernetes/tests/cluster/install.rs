@@ -1,14 +1,15 @@
 //! What is installed: it is current, and the API server takes it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::ServiceAccount;
-use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::core::GroupVersionKind;
 use kube::{Client, Config};
+use muxflow_kubernetes::resource::{Model, Profile};
 use muxflow_test_cluster::scenarios::wait;
 use serde_json::{Value, json};
 
@@ -16,20 +17,11 @@ use crate::Stage;
 
 pub(crate) const NAMESPACE: &str = "muxflow";
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes")
-}
-
-/// All documents of all files that `kustomization.yaml` lists, in its order.
-pub(crate) fn documents() -> Vec<DynamicObject> {
-    let read = |name: &str| std::fs::read_to_string(folder().join(name)).unwrap();
-    let list: Value = serde_saphyr::from_str(&read("kustomization.yaml")).unwrap();
-    let mut documents = Vec::new();
-    for file in list["resources"].as_array().unwrap() {
-        let text = read(file.as_str().unwrap());
-        documents.extend(serde_saphyr::from_multiple::<DynamicObject>(&text).unwrap());
-    }
-    documents
+/// All documents that `kubectl apply -k deploy/kubernetes` sends.
+pub(crate) fn documents(stage: &Stage) -> Vec<DynamicObject> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes");
+    let text = stage.cluster.kustomize(&folder).unwrap();
+    serde_saphyr::from_multiple::<DynamicObject>(&text).unwrap()
 }
 
 /// The path of a document's kind: namespaced where the document names a namespace.
@@ -52,7 +44,7 @@ pub(crate) async fn install(stage: &Stage) {
         field_validation: Some(kube::api::ValidationDirective::Strict),
         ..PatchParams::apply("install").force()
     };
-    for document in documents() {
+    for document in documents(stage) {
         let name = document.metadata.name.clone().unwrap();
         let kind = document.types.clone().unwrap().kind;
         api(&stage.client, &document)
@@ -117,28 +109,54 @@ pub(crate) async fn definitions(stage: &mut Stage) {
         let said = answer.map(|g| format!("{:?}", g.status)).unwrap_err().to_string();
         assert!(said.contains(field), "{said}");
     }
+    let profiles: Api<Profile> = Api::all(stage.client.clone());
+    for speed in [1e39, 0.0] {
+        let spec = json!({"workload": "w", "gpuType": "T4", "soloSpeed": speed});
+        let profile = Profile::new("odd", serde_json::from_value(spec).unwrap());
+        let said = profiles.create(&PostParams::default(), &profile).await.unwrap_err().to_string();
+        assert!(said.contains("soloSpeed"), "{said}");
+    }
 }
 
-/// What `kubectl get gpus` shows.
+/// What `kubectl get gpus`, `kubectl get profiles` and `kubectl get models` show.
 pub(crate) async fn table(stage: &mut Stage) {
     stage.world.node("n1", json!({}), json!({})).await;
     stage.world.gpu("GPU-a", "n1", 10).await;
-    let request = http::Request::get("/apis/muxflow.dev/v1alpha1/gpus")
+    let (columns, cells) = shown(stage, "gpus", "gpu-a").await;
+    assert_eq!(columns[..4], ["Name", "Node", "Type", "State"]);
+    assert_eq!((&cells[3], &cells[6]), (&json!("Healthy"), &json!(10)));
+
+    let profiles: Api<Profile> = Api::all(stage.client.clone());
+    let spec = json!({"workload": "w", "gpuType": "T4", "smActivityPct": 37.5});
+    let profile = Profile::new("shown", serde_json::from_value(spec).unwrap());
+    profiles.create(&PostParams::default(), &profile).await.unwrap();
+    let (columns, cells) = shown(stage, "profiles", "shown").await;
+    assert_eq!(columns, ["Name", "Workload", "Type", "SM %", "Memory", "Age"]);
+    assert_eq!(cells[1..4], [json!("w"), json!("T4"), json!(37.5)]);
+    profiles.delete("shown", &DeleteParams::default()).await.unwrap();
+
+    let models: Api<Model> = Api::all(stage.client.clone());
+    let spec = json!({"gpuType": "T4", "data": "", "note": "of a test"});
+    let model = Model::new("shown", serde_json::from_value(spec).unwrap());
+    models.create(&PostParams::default(), &model).await.unwrap();
+    let (columns, cells) = shown(stage, "models", "shown").await;
+    assert_eq!(columns, ["Name", "Type", "Note", "Age"]);
+    assert_eq!(cells[1..3], [json!("T4"), json!("of a test")]);
+    models.delete("shown", &DeleteParams::default()).await.unwrap();
+}
+
+/// The columns of a resource, and the cells of one of its objects.
+async fn shown(stage: &Stage, resource: &str, name: &str) -> (Vec<String>, Vec<Value>) {
+    let request = http::Request::get(format!("/apis/muxflow.dev/v1alpha1/{resource}"))
         .header("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
         .body(Vec::new())
         .unwrap();
     let table: Value = stage.client.request(request).await.unwrap();
-    let columns: Vec<&str> = table["columnDefinitions"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(|c| c["name"].as_str())
-        .collect();
-    assert_eq!(columns[..4], ["Name", "Node", "Type", "State"]);
-    let cells = &table["rows"][0]["cells"];
-    assert_eq!(cells[0], "gpu-a");
-    assert_eq!(cells[3], "Healthy");
-    assert_eq!(cells[6], 10);
+    let columns = table["columnDefinitions"].as_array().unwrap().iter();
+    let columns = columns.filter_map(|c| c["name"].as_str().map(str::to_owned)).collect();
+    let mut rows = table["rows"].as_array().unwrap().iter();
+    let row = rows.find(|row| row["cells"][0] == name).unwrap();
+    (columns, row["cells"].as_array().unwrap().clone())
 }
 
 /// A client with nothing but the rights of an installed account.
@@ -148,6 +166,13 @@ pub(crate) async fn limited(stage: &Stage, account: &str) -> Client {
 
 /// The same, of an account in any namespace.
 pub(crate) async fn limited_in(stage: &Stage, namespace: &str, account: &str) -> Client {
+    let file = kubeconfig(stage, namespace, account).await;
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
+    muxflow_kubernetes::connect::client(config).unwrap()
+}
+
+/// How to reach the cluster with the rights of an account.
+pub(crate) async fn kubeconfig(stage: &Stage, namespace: &str, account: &str) -> Kubeconfig {
     let accounts: Api<ServiceAccount> = Api::namespaced(stage.client.clone(), namespace);
     let wish = TokenRequest { spec: TokenRequestSpec::default(), ..TokenRequest::default() };
     let token: TokenRequest =
@@ -156,6 +181,5 @@ pub(crate) async fn limited_in(stage: &Stage, namespace: &str, account: &str) ->
     let auth: AuthInfo =
         serde_json::from_value(json!({"token": token.status.unwrap().token})).unwrap();
     file.auth_infos[0].auth_info = Some(auth);
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
-    muxflow_kubernetes::connect::client(config).unwrap()
+    file
 }

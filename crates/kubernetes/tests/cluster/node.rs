@@ -11,7 +11,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use muxflow_agent::gpu::guest::GuestSpec;
 use muxflow_kubernetes::dra::driver::Sockets;
 use muxflow_kubernetes::names;
-use muxflow_kubernetes::node::executor::{Executor, LocalGpu, Reading};
+use muxflow_kubernetes::node::executor::{Executor, LocalGpu, NotLetIn, Reading};
 use muxflow_kubernetes::node::ground::{Places, Wish};
 use muxflow_kubernetes::node::{Node, Settings};
 use muxflow_kubernetes::resource::{SampleStatus, State};
@@ -95,7 +95,7 @@ impl Executor for FakeExecutor {
         })
     }
 
-    fn attach(&self, _: &str, guest: GuestSpec) -> Result<PathBuf, String> {
+    fn attach(&self, _: &str, guest: GuestSpec) -> Result<PathBuf, NotLetIn> {
         self.guests.lock().unwrap().insert(guest.job.as_str().to_owned(), guest);
         Ok("/nowhere".into())
     }
@@ -217,18 +217,20 @@ pub(crate) async fn a_budget_says_no(stage: &mut Stage) {
     world.node("n1", json!({}), json!({})).await;
     let Side { node, executor, wishes } = side(stage, stage.client.clone()).await;
     let budgets: Api<PodDisruptionBudget> = Api::namespaced(stage.client.clone(), NAMESPACE);
-    for whom in ["me", "too"] {
+    for (whom, label) in [("me", "keep"), ("too", "keep"), ("twice", "also")] {
         let budget = serde_json::from_value(json!({"metadata": {"name": whom}, "spec":
-            {"minAvailable": 1, "selector": {"matchLabels": {"keep": whom}}}}))
+            {"minAvailable": 1, "selector": {"matchLabels": {label: whom}}}}))
         .unwrap();
         budgets.create(&PostParams::default(), &budget).await.unwrap();
     }
-    let uid = bound(stage, "held", json!({"labels": {"keep": "me"}})).await;
+    // Of two budgets the API server asks neither, and fails; the pod is told that too.
+    let labels = json!({"labels": {"keep": "me", "also": "twice"}});
+    let uid = bound(stage, "held", labels).await;
     wait("the pod let in", || async { executor.guests.lock().unwrap().get(&uid).cloned() }).await;
     executor.set(State::Overlimit);
     wishes.send(overlimit(&uid)).unwrap();
     let said = world.wait_for_event("held", "EvictionRefused").await;
-    assert!(said.contains("held at its gate"), "{said}");
+    assert!(said.contains("held at its gate") && said.contains("more than one"), "{said}");
     executor.set(State::Healthy);
     wait("the gate may open again", || async {
         executor.told.lock().unwrap().contains("relent").then_some(())

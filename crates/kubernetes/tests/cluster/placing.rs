@@ -72,7 +72,7 @@ pub(crate) async fn overlimit(stage: &mut Stage) {
     })
     .await;
     let told = world.wait_for_message(&successor, "Healthy").await;
-    assert!(told.contains("none of the 1"), "{told}");
+    assert!(told.contains("the only GPU"), "{told}");
     world.report("GPU-b", State::Healthy, 30).await;
     let after = world.wait_for_places(3).await;
     assert_eq!(after[&successor].1, "GPU-b");
@@ -111,6 +111,14 @@ pub(crate) async fn constraints(stage: &mut Stage) {
     let spread = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}]);
     world.pod("spread", json!({}), json!({"topologySpreadConstraints": spread})).await;
     world.pod("gated", json!({}), json!({"schedulingGates": [{"name": "later"}]})).await;
+    // A service that will not have some jobs in its zone, though they would not mind.
+    let term = json!({"topologyKey": "zone", "labelSelector": {"matchLabels": {"loud": "yes"}}});
+    let affinity =
+        json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}});
+    let service = json!({"schedulerName": "other", "nodeName": "plain", "affinity": affinity,
+        "containers": [{"name": "c", "image": "none"}]});
+    world.pod("service", json!({}), service).await;
+    world.pod("loud", json!({"labels": {"loud": "yes"}}), json!({})).await;
     for (pod, words) in [
         ("elsewhere", "outside its node selector"),
         ("greedy", "too little cpu"),
@@ -118,6 +126,7 @@ pub(crate) async fn constraints(stage: &mut Stage) {
         ("typed", "type that the job accepts"),
         ("wrong", "much"),
         ("spread", "topologySpreadConstraints"),
+        ("loud", "anti-affinity keeps it away"),
     ] {
         world.wait_for_message(pod, words).await;
     }
@@ -149,7 +158,8 @@ pub(crate) async fn priorities(stage: &mut Stage) {
     let scheduler = Scheduler::start(stage.limited().await, settings("a"));
     let places = world.wait_for_places(1).await;
     assert_eq!(places.keys().collect::<Vec<_>>(), ["high"]);
-    world.wait_for_message("low", "count more").await;
+    // Another one counts more; once that one is bound, every GPU carries a job.
+    world.wait_for_message("low", "job").await;
     set_phase(&world.pods, "high", "Succeeded").await;
     wait("the other bound", || async { world.places().await.contains_key("low").then_some(()) })
         .await;
@@ -374,5 +384,40 @@ pub(crate) async fn doubled(stage: &mut Stage) {
     })
     .await;
     assert!(world.pods.get("first").await.unwrap().metadata.deletion_timestamp.is_none());
+    scheduler.stop().await;
+}
+
+/// Reports of GPUs, of which a large cluster has hundreds each second, are read and no more while no pod
+/// waits; when one does, each may bring it its place.
+pub(crate) async fn idle(stage: &mut Stage) {
+    let world = &stage.world;
+    world.node("n1", json!({}), json!({})).await;
+    world.gpu("GPU-a", "n1", 20).await;
+    world.pod("first", json!({}), json!({})).await;
+    let settings = settings("a");
+    let counters = settings.counters.clone();
+    let scheduler = Scheduler::start(stage.limited().await, settings);
+    world.wait_for_places(1).await;
+    wait("the pod runs", || async {
+        let pod = world.pods.get("first").await.unwrap();
+        (pod.status?.phase? == "Running").then_some(())
+    })
+    .await;
+    // So many looks while the GPU reports again and again, and how long that took.
+    let reports = || async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (began, before) = (std::time::Instant::now(), counters.looks());
+        for _ in 0..40 {
+            world.report("GPU-a", State::Healthy, 20).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        (counters.looks() - before, began.elapsed().as_secs())
+    };
+    let (looks, took_s) = reports().await;
+    assert!(looks <= took_s / 5 + 2, "{looks} looks in {took_s} s, though nobody waits");
+    world.pod("second", json!({}), json!({})).await;
+    world.wait_for_event("second", "FailedScheduling").await;
+    let (more, took_s) = reports().await;
+    assert!(more > took_s / 5 + 2, "{more} looks in {took_s} s, though a pod waits");
     scheduler.stop().await;
 }

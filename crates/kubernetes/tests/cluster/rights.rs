@@ -206,20 +206,20 @@ async fn trial(stage: &Stage, actor: &Actor, story: Story) -> Verdict {
 }
 
 /// What is new in the API server's log.
-struct Log {
+pub(crate) struct Log {
     file: PathBuf,
     read: Cell<u64>,
 }
 
 impl Log {
-    fn from_now(stage: &Stage) -> Self {
+    pub(crate) fn from_now(stage: &Stage) -> Self {
         let file = stage.cluster.audit_log();
         let read = Cell::new(std::fs::metadata(&file).unwrap().len());
         Log { file, read }
     }
 
     /// Whole lines since the last time.
-    fn news(&self) -> String {
+    pub(crate) fn news(&self) -> String {
         let mut file = std::fs::File::open(&self.file).unwrap();
         file.seek(SeekFrom::Start(self.read.get())).unwrap();
         let mut text = String::new();

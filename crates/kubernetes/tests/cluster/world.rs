@@ -151,9 +151,23 @@ impl World {
         self.nodes.delete_collection(&now, &all).await.unwrap();
         wait("all pods gone", || async {
             self.pods.delete_collection(&now, &all).await.unwrap();
-            self.pods.list(&all).await.unwrap().items.is_empty().then_some(())
+            let left = self.pods.list(&all).await.unwrap().items;
+            for pod in &left {
+                self.let_go(pod).await;
+            }
+            left.is_empty().then_some(())
         })
         .await;
+    }
+
+    /// Takes off what keeps a pod: the controller of a Job that is gone may never do it.
+    async fn let_go(&self, pod: &Pod) {
+        if pod.metadata.finalizers.as_ref().is_some_and(|all| !all.is_empty()) {
+            let none = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+            let name = pod.metadata.name.as_deref().unwrap_or_default();
+            // It may be gone by now.
+            drop(self.pods.patch(name, &PatchParams::default(), &none).await);
+        }
     }
 
     pub(crate) async fn node(&self, name: &str, labels: Value, spec: Value) {

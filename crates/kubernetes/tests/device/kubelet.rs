@@ -14,6 +14,7 @@ use muxflow_kubernetes::device::wire::*;
 use muxflow_kubernetes::names;
 use serde_json::Value;
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tonic::body::Body;
 use tonic::codegen::http::{Request as HttpRequest, Response as HttpResponse};
 use tonic::transport::Channel;
@@ -24,6 +25,7 @@ struct Memory {
     /// Devices with their health, by resource.
     devices: BTreeMap<String, BTreeMap<String, String>>,
     plugins: BTreeMap<String, (Channel, Options)>,
+    readers: BTreeMap<String, JoinHandle<()>>,
     registrations: usize,
     /// Device to (namespace, name, what Allocate gave).
     held: BTreeMap<(String, String), (String, String, ContainerAllocation)>,
@@ -82,14 +84,15 @@ impl Desk {
         memory
             .plugins
             .insert(ask.resource_name.clone(), (channel, ask.options.unwrap_or_default()));
-        let shared = Arc::clone(&self.memory);
-        tokio::spawn(async move {
+        let (shared, resource) = (Arc::clone(&self.memory), ask.resource_name.clone());
+        let reader = tokio::spawn(async move {
             while let Some(Ok(list)) = stream.next().await {
                 let devices = list.devices.into_iter().map(|d| (d.id, d.health)).collect();
-                shared.lock().unwrap().devices.insert(ask.resource_name.clone(), devices);
+                shared.lock().unwrap().devices.insert(resource.clone(), devices);
             }
-            shared.lock().unwrap().devices.remove(&ask.resource_name);
+            shared.lock().unwrap().devices.remove(&resource);
         });
+        memory.readers.insert(ask.resource_name, reader);
         Ok(Empty {})
     }
 
@@ -148,6 +151,14 @@ impl FakeKubelet {
 
     pub(crate) fn registrations(&self) -> usize {
         self.memory.lock().unwrap().registrations
+    }
+
+    /// Loses the stream of devices and the connection, as when a call breaks.
+    pub(crate) fn hang_up(&self, resource: &str) {
+        let mut memory = self.memory.lock().unwrap();
+        memory.readers.remove(resource).unwrap().abort();
+        memory.plugins.remove(resource);
+        memory.devices.remove(resource);
     }
 
     /// Names of the devices with this health.

@@ -17,7 +17,7 @@ use muxflow_agent::gpu::guest::GuestSpec;
 use muxflow_kubernetes::device::plugin::{DevicePlugin, Kind};
 use muxflow_kubernetes::device::registration::Plugin;
 use muxflow_kubernetes::device::wire::{Device, HEALTHY, UNHEALTHY};
-use muxflow_kubernetes::node::executor::{Executor, LocalGpu, Reading};
+use muxflow_kubernetes::node::executor::{Executor, LocalGpu, NotLetIn, Reading};
 use muxflow_kubernetes::node::ground::{Ground, Places, Wish};
 use muxflow_types::JobId;
 use serde_json::json;
@@ -52,11 +52,13 @@ impl Executor for FakeExecutor {
         None
     }
 
-    fn attach(&self, uuid: &str, guest: GuestSpec) -> Result<PathBuf, String> {
+    fn attach(&self, uuid: &str, guest: GuestSpec) -> Result<PathBuf, NotLetIn> {
         let mut guests = self.guests.lock().unwrap();
         let job = guest.job.as_str().to_owned();
         match guests.get(uuid) {
-            Some(other) if *other != job => return Err(format!("{other} is on this GPU")),
+            Some(other) if *other != job => {
+                return Err(NotLetIn::Refused(format!("{other} is on this GPU")));
+            }
             _ => {}
         }
         guests.insert(uuid.to_owned(), job.clone());
@@ -88,6 +90,17 @@ struct Scene {
 
 fn all(gpus: usize, health: &str) -> Vec<Device> {
     (0..gpus).map(|n| Device { id: uuid(n), health: health.to_owned() }).collect()
+}
+
+fn bound(name: &str, age: usize, gpu: usize, share: u32) -> Pod {
+    let pod = json!({"metadata": {"name": name, "namespace": "default",
+            "uid": format!("uid-{name}"),
+            "creationTimestamp": format!("2026-01-01T00:00:{age:02}Z"),
+            "annotations": {"muxflow.dev/gpu": uuid(gpu),
+                "muxflow.dev/sm-share": format!("{share}/40"),
+                "muxflow.dev/memory-quota-bytes": "1073741824"}},
+        "spec": {"containers": [], "nodeName": "here"}, "status": {"phase": "Pending"}});
+    serde_json::from_value(pod).unwrap()
 }
 
 impl Scene {
@@ -139,15 +152,7 @@ impl Scene {
 
     /// A pod that the scheduler bound to a GPU; a higher number is a younger pod.
     fn bind(&mut self, name: &str, age: usize, gpu: usize, share: u32) {
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}"),
-                "creationTimestamp": format!("2026-01-01T00:00:{age:02}Z"),
-                "annotations": {"muxflow.dev/gpu": uuid(gpu),
-                    "muxflow.dev/sm-share": format!("{share}/40"),
-                    "muxflow.dev/memory-quota-bytes": "1073741824"}},
-            "spec": {"containers": [], "nodeName": "here"}, "status": {"phase": "Pending"}}))
-        .unwrap();
-        self.pods.apply_watcher_event(&Event::Apply(pod));
+        self.pods.apply_watcher_event(&Event::Apply(bound(name, age, gpu, share)));
     }
 }
 
@@ -243,6 +248,15 @@ async fn a_kubelet_that_restarts_finds_the_plugin_again() {
 }
 
 #[tokio::test]
+async fn a_plugin_to_which_nobody_listens_introduces_itself_again() {
+    let scene = Scene::open(2, true);
+    let kubelet = scene.kubelet().await;
+    kubelet.hang_up(OFFLINE);
+    kubelet.wait_for_devices(OFFLINE, HEALTHY, 2).await;
+    assert_eq!(kubelet.registrations(), 3, "and the other one stays as it is");
+}
+
+#[tokio::test]
 async fn what_an_earlier_holder_got_is_never_taken_for_ones_own() {
     let mut scene = Scene::open(1, true);
     let kubelet = scene.kubelet().await;
@@ -261,6 +275,27 @@ async fn what_an_earlier_holder_got_is_never_taken_for_ones_own() {
     kubelet.admit(OFFLINE, "second", Choice::This("GPU-0")).await.unwrap();
     let promised = std::fs::read_to_string(scene.path().join("state/places/GPU-0")).unwrap();
     assert!(!before.contains(&promised) && spec() == before);
+}
+
+/// The kubelet knows pods by their names, and one of a StatefulSet comes back under its own.
+#[tokio::test]
+async fn a_pod_that_comes_back_by_name_does_not_get_what_its_predecessor_had() {
+    let mut scene = Scene::open(2, true);
+    let kubelet = scene.kubelet().await;
+    let mut leaving = bound("set-0", 1, 0, 10);
+    leaving.metadata.deletion_timestamp = leaving.metadata.creation_timestamp.clone();
+    scene.pods.apply_watcher_event(&Event::Apply(leaving));
+    kubelet.admit(OFFLINE, "set-0", Choice::This("GPU-0")).await.unwrap();
+    let next = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let mut next = bound("set-0", 2, 1, 40);
+        next.metadata.uid = Some("uid-next".into());
+        scene.pods.apply_watcher_event(&Event::Apply(next));
+    };
+    let (container, ()) = tokio::join!(kubelet.create(OFFLINE, "GPU-0"), next);
+    let container = container.unwrap();
+    assert_eq!(container.env["CUDA_VISIBLE_DEVICES"], "GPU-1");
+    assert!(container.mounts["/run/muxflow/control"].ends_with("uid-next"));
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use tokio::net::UnixStream;
 
 use super::problem::Refusal;
-use crate::user::{Caller, Tokens};
+use crate::user::{Caller, Tokens, is_operator};
 
 /// The cookie that a browser may carry a token in, for streams of events.
 pub const COOKIE: &str = "muxflow-token";
@@ -24,6 +24,12 @@ impl Peer {
     /// Who has connected.
     pub fn of(stream: &UnixStream) -> Self {
         Peer(stream.peer_cred().ok().map(|cred| (cred.uid(), cred.gid())))
+    }
+
+    /// The user, unless it is an operator. One that the kernel does not tell counts as nobody.
+    pub fn common_uid(self) -> Option<u32> {
+        let uid = self.0.map_or(u32::MAX, |(uid, _)| uid);
+        (!is_operator(uid)).then_some(uid)
     }
 }
 

@@ -110,6 +110,8 @@ impl Reading {
             }
             tokio::select! {
                 heard = self.listening.recv() => match heard {
+                    // One in between was not heard, or will be heard late: the store has all.
+                    Ok(event) if event.seq.saturating_sub(1) > self.after => self.catching_up = true,
                     Ok(event) if event.seq > self.after => self.ready.push_back(event),
                     Ok(_) => {}
                     Err(RecvError::Lagged(_)) => self.catching_up = true,

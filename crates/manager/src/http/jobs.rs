@@ -22,6 +22,9 @@ use crate::{logs, views};
 
 /// What stands for a value that the caller may not see.
 pub(super) const HIDDEN: &str = "(hidden)";
+/// A page of jobs ends when what they were submitted with takes this much: a few of the largest are
+/// many times what a page should be.
+const PAGE_BYTES: usize = 4 << 20;
 /// The longest that a request may wait for something to happen.
 const LONGEST_WAIT_MS: u64 = 20_000;
 
@@ -53,7 +56,7 @@ pub struct ListQuery {
     array: Option<String>,
     /// The `next` of the page before.
     before: Option<u64>,
-    /// At most so many.
+    /// At most so many; fewer, with a `next`, when they take more than some megabytes.
     #[param(minimum = 1, maximum = 500, default = 100)]
     limit: Option<u64>,
 }
@@ -119,12 +122,16 @@ pub async fn list(
 ) -> Result<Json<JobList>, Refusal> {
     let filter = query.filter(&caller)?;
     let limit = limit(query.limit, 100, 500)?;
-    let mut found = blocking(move || manager.jobs(&filter, limit + 1)).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next = found.last().filter(|_| more).and_then(|(number, _)| u64::try_from(*number).ok());
-    let items = found.into_iter().map(|(_, job)| as_seen_by(&caller, job)).collect();
-    Ok(Json(JobList { items, next }))
+    let mut page = blocking(move || page(&manager, &filter, limit)).await?;
+    page.items = page.items.into_iter().map(|job| as_seen_by(&caller, job)).collect();
+    Ok(Json(page))
+}
+
+fn page(manager: &Manager, filter: &JobFilter, limit: usize) -> Result<JobList, ManagerError> {
+    let (rows, more) = manager.reader().job_page(filter, limit, PAGE_BYTES)?;
+    let next = rows.last().filter(|_| more).and_then(|row| u64::try_from(row.number).ok());
+    let items = rows.iter().map(|row| manager.view(row)).collect::<Result<_, _>>()?;
+    Ok(JobList { items, next })
 }
 
 /// Environments hold passwords: others see that there is one, not what is in it.
@@ -271,7 +278,7 @@ impl Manager {
         let runs = self.reader().runs(&row.id, 100)?;
         let (candidates, refusals) = self.explained(&row.id);
         Ok(JobDetail {
-            job: views::job(&row, crate::clock::now())?,
+            job: self.view(&row)?,
             runs: runs.into_iter().map(views::run).collect(),
             candidates,
             refusals,

@@ -9,6 +9,7 @@ pub mod events;
 pub mod jobs;
 pub mod places;
 pub mod problem;
+pub mod seats;
 pub mod server;
 pub mod services;
 

@@ -47,10 +47,14 @@ impl From<ManagerError> for Refusal {
         let message = error.in_full();
         let (status, code) = match &error {
             ManagerError::Invalid { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "invalid"),
-            ManagerError::NotFound { .. } => (StatusCode::NOT_FOUND, "not-found"),
+            ManagerError::NotFound { .. } | ManagerError::IsArray { .. } => {
+                (StatusCode::NOT_FOUND, "not-found")
+            }
             ManagerError::Forbidden(_) => (StatusCode::FORBIDDEN, "forbidden"),
             ManagerError::Conflict(_) => (StatusCode::CONFLICT, "conflict"),
-            ManagerError::Limit { .. } => (StatusCode::TOO_MANY_REQUESTS, "limit"),
+            ManagerError::Limit { .. } | ManagerError::LimitBytes { .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, "limit")
+            }
             ManagerError::Store(StoreError::DiskFull { .. }) => {
                 (StatusCode::INSUFFICIENT_STORAGE, "disk-full")
             }

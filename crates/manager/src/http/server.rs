@@ -13,7 +13,7 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Extension, Json, Router, middleware};
 use muxflow_agent::descriptors;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use utoipa_axum::router::OpenApiRouter;
 
@@ -21,6 +21,7 @@ use super::auth::{Peer, by_peer, by_token};
 use super::connections;
 use super::places::Places;
 use super::problem::Refusal;
+use super::seats::Seats;
 use crate::error::{ManagerError, Result};
 use crate::manager::Manager;
 use crate::user::Tokens;
@@ -208,14 +209,23 @@ async fn serve(
 ) {
     let local = api.clone().layer(middleware::from_fn(by_peer)).merge(pages.clone());
     // Each has places of its own: clients on TCP keep nobody from the local socket.
-    let free = || Arc::new(Semaphore::new((descriptors::most() / 8).clamp(8, MOST_CLIENTS)));
+    let most = (descriptors::most() / 8).clamp(8, MOST_CLIENTS);
+    let free = || Arc::new(Semaphore::new(most));
+    let seats = Seats::new(most);
+    let admit = |stream: &UnixStream| {
+        let peer = Peer::of(stream);
+        match peer.common_uid() {
+            Some(uid) => seats.take(uid).map(|seat| (peer, Some(seat))),
+            None => Some((peer, None)),
+        }
+    };
     let stop = Leaving(leaving.clone());
     let on_socket = async {
         match UnixListener::from_std(unix) {
             Ok(listener) => {
                 let places = Places::new(listener, &free());
                 let app = local.fallback(unknown);
-                connections::serve(places, app, Peer::of, silence, stop).await;
+                connections::serve(places, app, admit, silence, stop).await;
             }
             Err(error) => tracing::error!(error = %error, "cannot listen on the local socket"),
         }
@@ -227,7 +237,8 @@ async fn serve(
         match TcpListener::from_std(listener) {
             Ok(listener) => {
                 let places = Places::new(listener, &free());
-                connections::serve(places, app.fallback(unknown), |_| (), silence, stop).await;
+                let admit = |_: &_| Some(((), None));
+                connections::serve(places, app.fallback(unknown), admit, silence, stop).await;
             }
             Err(error) => tracing::error!(error = %error, "cannot listen on TCP"),
         }

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use muxflow_api::jobs::JobState;
+use muxflow_api::jobs::{JobState, JobSubmit};
 use muxflow_store::jobs::JobRow;
-use muxflow_types::{GpuId, GpuType, HealthState, Micros, WorkloadName};
+use muxflow_types::{GpuId, GpuType, HealthState, WorkloadName};
 
 use super::Scheduler;
 use crate::clock;
@@ -68,6 +68,13 @@ enum Verdict {
     Wait,
 }
 
+/// Why a job that could be measured is not yet.
+const NO_IDLE_GPU: &str = "waits for an idle GPU to be measured on";
+/// What is said of a job that could not be.
+const UNMEASURED: &str = "waits for a GPU; not measured, as no GPU was idle";
+/// Why a job waits for another.
+const MEASURED_ALREADY: &str = "waits while the same program is measured";
+
 impl Scheduler {
     /// Ends jobs whose deadline has passed.
     pub fn expire(&self) -> Result<()> {
@@ -104,27 +111,48 @@ impl Scheduler {
         let mut measured: BTreeSet<WorkloadName> =
             profiling.map(|row| row.workload.clone()).collect();
         let may_ever = |sight: &&GpuSight| sight.online.is_none() && sight.outside_mps.is_empty();
-        let any_free = sights.iter().any(|sight| may_ever(&sight));
+        let free: Vec<&GpuSight> = sights.iter().filter(may_ever).collect();
         let mut idle: Vec<&GpuSight> = sights
             .iter()
             .filter(|sight| is_idle(sight, settings) && !held.contains(&sight.gpu))
             .collect();
         let now = clock::now();
-        let (mut admitted, mut starts) = (Vec::new(), Vec::new());
+        let (mut admitted, mut starts, mut waits) = (Vec::new(), Vec::new(), Vec::new());
         for row in rows.iter().filter(|row| row.state == JobState::Submitted.as_str()) {
             let waited = now.since(row.submitted_at);
-            match self.verdict(row, &sights, &measured, any_free, waited)? {
+            let late = u128::from(waited.0) > settings.wait.as_micros();
+            match self.verdict(row, &sights, &measured, &free)? {
                 Verdict::Admit(reason) => admitted.push((row.id.clone(), reason)),
-                Verdict::Wait => {}
+                Verdict::Wait if late => admitted.push((row.id.clone(), UNMEASURED)),
+                Verdict::Wait => waits.push((row, MEASURED_ALREADY)),
                 Verdict::Profile => {
-                    let place = idle.iter().position(|sight| fits(row, sight));
-                    let Some(at) = place else { continue };
+                    let wanted = views::submit_of(row).ok();
+                    let place = |wanted| idle.iter().position(|sight| fits(wanted, sight));
+                    let Some(at) = wanted.as_ref().and_then(place) else {
+                        // However long it waited, one that is idle now would have been taken.
+                        match late {
+                            true => admitted.push((row.id.clone(), UNMEASURED)),
+                            false => waits.push((row, NO_IDLE_GPU)),
+                        }
+                        continue;
+                    };
                     measured.insert(row.workload.clone());
                     starts.push((row.id.clone(), idle.remove(at).clone()));
                 }
             }
         }
+        waits.retain(|(row, reason)| row.reason != *reason);
+        if admitted.is_empty() && waits.is_empty() && starts.is_empty() {
+            return Ok(());
+        }
         self.manager.change(|change| {
+            for (waiting, reason) in &waits {
+                let Some(mut row) = change.job(&waiting.id)? else { continue };
+                if row.state == JobState::Submitted.as_str() {
+                    row.reason = (*reason).to_owned();
+                    change.put(&row)?;
+                }
+            }
             for (id, reason) in &admitted {
                 let Some(mut row) = change.job(id)? else { continue };
                 advance(change, &mut row, Happening::Admit, now, |row| {
@@ -133,10 +161,9 @@ impl Scheduler {
             }
             Ok(())
         })?;
-        for (id, sight) in starts {
-            self.start_profiling(&id, &sight)?;
-        }
-        Ok(())
+        // One that fails does not keep the others from it.
+        let begun = starts.iter().map(|(id, sight)| self.start_profiling(id, sight));
+        begun.fold(Ok(()), Result::and)
     }
 
     fn verdict(
@@ -144,8 +171,7 @@ impl Scheduler {
         row: &JobRow,
         sights: &[GpuSight],
         measured: &BTreeSet<WorkloadName>,
-        any_free: bool,
-        waited: Micros,
+        free: &[&GpuSight],
     ) -> Result<Verdict> {
         let settings = &self.settings.profiler;
         if !settings.enabled {
@@ -160,12 +186,18 @@ impl Scheduler {
                 return Ok(Verdict::Admit("waits for a GPU"));
             }
         }
-        let limit = settings.wait.as_micros();
-        if !any_free || u128::from(waited.0) > limit {
-            let reason = "waits for a GPU; not measured, as no GPU was idle";
-            return Ok(Verdict::Admit(reason));
+        if free.is_empty() {
+            return Ok(Verdict::Admit(UNMEASURED));
         }
-        Ok(if measured.contains(&row.workload) { Verdict::Wait } else { Verdict::Profile })
+        if measured.contains(&row.workload) {
+            return Ok(Verdict::Wait);
+        }
+        let Ok(wanted) = views::submit_of(row) else {
+            return Ok(Verdict::Admit(UNMEASURED));
+        };
+        // A GPU that has just been found has no quota yet.
+        let fits_one = free.iter().any(|sight| sight.quota.0 == 0 || fits(&wanted, sight));
+        Ok(if fits_one { Verdict::Profile } else { Verdict::Admit(UNMEASURED) })
     }
 
     fn start_profiling(&self, id: &muxflow_types::JobId, sight: &GpuSight) -> Result<()> {
@@ -196,8 +228,7 @@ impl Scheduler {
 }
 
 /// Whether a job may be measured on this GPU.
-fn fits(row: &JobRow, sight: &GpuSight) -> bool {
-    let Ok(submit) = views::submit_of(row) else { return false };
+fn fits(submit: &JobSubmit, sight: &GpuSight) -> bool {
     let typed = submit.gpu_types.is_empty()
         || submit.gpu_types.iter().any(|name| name == sight.gpu_type.as_str());
     typed && submit.memory_bytes.is_none_or(|bytes| bytes <= sight.quota.0)

@@ -1,6 +1,7 @@
 //! Carries a plan out: every change is written down first, all of them at once, and then ordered.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use muxflow_agent::cgroup::Limits;
 use muxflow_agent::gpu::OfflineSpec;
@@ -10,7 +11,7 @@ use muxflow_agent::sys;
 use muxflow_api::jobs::JobSubmit;
 use muxflow_store::events::NewEvent;
 use muxflow_store::jobs::JobRow;
-use muxflow_types::{Bytes, Change, ClusterPlan, ClusterSnapshot, SmCount, SmShare};
+use muxflow_types::{Bytes, Change, ClusterPlan, ClusterSnapshot, SmCount, SmShare, WaitReason};
 
 use super::{INTERVAL, Scheduler};
 use crate::clock;
@@ -21,6 +22,9 @@ use crate::{submit, views};
 
 /// A job that cannot save its state gets this long to leave in order.
 const PLAIN_STOP_MS: u64 = 2_000;
+
+/// A GPU that gets to a start later than this refuses it: the run may have been taken for lost.
+pub const START_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long a job may take to leave.
 pub fn stop_limits(wanted: &JobSubmit) -> StopLimits {
@@ -62,6 +66,7 @@ pub fn spec(row: &JobRow) -> Result<OfflineSpec> {
         share,
         quota: row.quota_bytes.map(Bytes),
         stop,
+        not_after: Some(Instant::now() + START_WITHIN),
     })
 }
 
@@ -104,10 +109,8 @@ impl Scheduler {
         for row in stops {
             self.manager.stop_on_node(&row);
         }
-        for row in starts {
-            self.start_on_node(&row)?;
-        }
-        Ok(())
+        // They are written down as begun: one that fails does not keep the others from it.
+        starts.iter().map(|row| self.start_on_node(row)).fold(Ok(()), Result::and)
     }
 
     /// All changes of a plan in one transaction; the runs to start and to stop come back.
@@ -117,6 +120,10 @@ impl Scheduler {
             let (mut starts, mut stops) = (Vec::new(), Vec::new());
             for waiting in &plan.waiting {
                 let Some(mut row) = change.job(&waiting.job)? else { continue };
+                // What it waits for is told by what went wrong before.
+                if matches!(waiting.reason, WaitReason::BackOff { .. }) && !row.reason.is_empty() {
+                    continue;
+                }
                 let reason = waiting.reason.to_string();
                 if !row.is_final && row.gpu.is_none() && row.reason != reason {
                     row.reason = reason;

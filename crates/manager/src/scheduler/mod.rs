@@ -5,6 +5,7 @@
 //! interval. Plans keep nothing from one to the next, so that a saved one can be made again.
 
 pub mod admit;
+mod again;
 pub mod apply;
 pub mod record;
 pub mod retrain;
@@ -27,6 +28,7 @@ use crate::clock;
 use crate::error::Result;
 use crate::manager::{Manager, Planned, Wake};
 use admit::ProfilerSettings;
+use again::Again;
 use speeds::Speeds;
 
 /// Events that come close together make one plan.
@@ -102,11 +104,12 @@ impl Scheduler {
         let interval = Duration::from_micros(self.settings.interval.0);
         let mut next = Instant::now();
         let mut took = Duration::ZERO;
+        let mut again = Again::default();
         while !leave.load(Ordering::Acquire) {
-            let wait = next.saturating_duration_since(Instant::now());
+            let wait = again.before(next).saturating_duration_since(Instant::now());
             let cause = match wakes.recv_timeout(wait) {
                 Ok(Wake::Leave) | Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) => INTERVAL.to_owned(),
+                Err(RecvTimeoutError::Timeout) => "the last plan failed".to_owned(),
                 Ok(Wake::Event(cause)) => {
                     // Planning never takes more than half of the time.
                     std::thread::sleep(GATHER.max(took));
@@ -127,27 +130,29 @@ impl Scheduler {
                 next = Instant::now() + interval;
             }
             let began = Instant::now();
-            if let Err(error) = self.cycle(&cause, may_move) {
+            let well = self.cycle(&cause, may_move).unwrap_or_else(|error| {
                 tracing::error!(error = error.in_full(), cause, "no plan was carried out");
-            }
+                false
+            });
+            again.note(well, Instant::now());
             took = began.elapsed();
         }
     }
 
-    /// One cycle: admit, plan, lint, write down, carry out.
-    pub fn cycle(&self, cause: &str, may_move: bool) -> Result<()> {
+    /// One cycle: admit, plan, lint, write down, carry out. Whether nothing is left to be tried again.
+    pub fn cycle(&self, cause: &str, may_move: bool) -> Result<bool> {
         if !self.manager.settings.shadow {
             self.expire()?;
         }
         if self.manager.is_paused() {
-            return Ok(());
+            return Ok(true);
         }
         self.admit()?;
         let began = Instant::now();
         let snapshot = self.snapshot()?;
         let waiting = snapshot.jobs.iter().any(|job| job.running_on.is_none());
         if !may_move && !waiting {
-            return Ok(());
+            return Ok(true);
         }
         let parameters = self.settings.parameters(may_move);
         let planner = Planner::new(parameters)?;
@@ -174,7 +179,7 @@ impl Scheduler {
         };
         let planned = Planned { snapshot, plan, registry };
         self.manager.set_plan(record, planned)?;
-        let Some(planned) = self.manager.planned() else { return Ok(()) };
+        let Some(planned) = self.manager.planned() else { return Ok(true) };
         if !findings.is_empty() {
             self.manager.tell(NewEvent {
                 at: clock::now(),
@@ -184,8 +189,9 @@ impl Scheduler {
                 service: None,
                 text: format!("a plan was not carried out: {}", findings.join("; ")),
             });
-            return Ok(());
+            return Ok(false);
         }
-        self.apply(&planned.snapshot, &planned.plan, cause)
+        self.apply(&planned.snapshot, &planned.plan, cause)?;
+        Ok(true)
     }
 }

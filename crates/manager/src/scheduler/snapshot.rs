@@ -117,8 +117,10 @@ impl Scheduler {
                 })
             }
         };
-        // Healthy and yet not to be used: it cools down, or somebody we do not know is on it.
-        let closed = running.is_none() && !sight.placeable && sight.health == HealthState::Healthy;
+        // Healthy and yet not to be used: it cools down. Beside somebody outside MPS the plan itself
+        // refuses, and says so.
+        let takes_nobody = !sight.placeable && sight.outside_mps.is_empty();
+        let closed = running.is_none() && takes_nobody && sight.health == HealthState::Healthy;
         Ok(GpuSnapshot {
             gpu: sight.gpu.clone(),
             node: named(NodeId::new("this"))?,

@@ -15,6 +15,7 @@ use muxflow_types::{
     Bytes, GpuId, GpuSample, JobId, Micros, Percent, ProfileRecord, SpeedSample, WorkloadName,
 };
 
+use super::apply::START_WITHIN;
 use super::{Scheduler, apply};
 use crate::clock;
 use crate::error::Result;
@@ -29,6 +30,8 @@ const SWEEP_AFTER: Micros = Micros::from_secs(20);
 /// After this, and the time that its stop may take, it is taken for lost: after a restart of the agent
 /// a run may be on its way out that the node does not show.
 const LOST_AFTER: Micros = Micros::from_secs(120);
+// By then a GPU would refuse to start it.
+const _: () = assert!(START_WITHIN.as_micros() * 3 / 2 < LOST_AFTER.0 as u128);
 /// Why there is nothing to measure.
 const NO_LAUNCH: &str = "it launched nothing in time";
 
@@ -46,6 +49,8 @@ pub struct Watch {
     scheduler: Arc<Scheduler>,
     followed: BTreeMap<JobId, Followed>,
     free: Vec<GpuId>,
+    /// Waits that ended up to here were seen.
+    seen_until: Micros,
 }
 
 /// Iterations between two readings, and the time between them.
@@ -72,7 +77,8 @@ fn lost_after(stop: StopLimits) -> Micros {
 impl Watch {
     /// For this scheduler.
     pub fn new(scheduler: Arc<Scheduler>) -> Self {
-        Watch { scheduler, followed: BTreeMap::new(), free: Vec::new() }
+        let seen_until = clock::now();
+        Watch { scheduler, followed: BTreeMap::new(), free: Vec::new(), seen_until }
     }
 
     /// Looks until the manager leaves.
@@ -157,14 +163,12 @@ impl Watch {
         if self.free.is_empty() {
             return Ok(());
         }
-        let moment_ago = Micros(now.0.saturating_sub(2_000_000));
+        // However long the last look took, no end of a wait falls between two of them.
+        let since = std::mem::replace(&mut self.seen_until, now);
         let (waiting, due) = {
             let reader = manager.reader();
             let unmeasured = reader.any_in(JobState::Submitted.as_str())?;
-            (
-                reader.any_in(JobState::Queued.as_str())?,
-                unmeasured || reader.any_due(moment_ago, now)?,
-            )
+            (reader.any_in(JobState::Queued.as_str())?, unmeasured || reader.any_due(since, now)?)
         };
         if due || (more && waiting) {
             manager.wake("a GPU has room");
@@ -278,6 +282,9 @@ impl Watch {
         manager.change(|change| {
             let Some(mut row) = change.job(&row.id)? else { return Ok(()) };
             (row.rate, row.seen) = (Some(rate), seen);
+            if let Some(online) = &sight.online {
+                change.beside(&row, online.service.as_str())?;
+            }
             change.put(&row)
         })?;
         if let (true, Some(speed), Some(offline)) = (due, seen, solo) {
@@ -321,7 +328,7 @@ mod tests {
     fn a_run_that_may_take_an_hour_to_save_its_state_is_not_lost_meanwhile() {
         let stop = |checkpoint_ms| StopLimits { checkpoint_ms, ..StopLimits::default() };
         assert!(lost_after(stop(3_600_000)) > Micros::from_secs(3_600 + 120));
-        assert!(lost_after(stop(2_000)) < Micros::from_secs(130));
+        assert!(lost_after(stop(2_000)) < Micros::from_secs(150));
         assert!(lost_after(stop(u64::MAX)) > Micros::from_secs(3_600), "nothing overflows");
     }
 }

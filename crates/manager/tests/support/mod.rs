@@ -12,8 +12,9 @@ use std::time::Duration;
 use muxflow_abi::control::rhythm::BUCKETS;
 use muxflow_agent::control_block::JobCounts;
 use muxflow_agent::gpu::{Event, OfflineSpec, StopReason};
-use muxflow_agent::launch::Exit;
+use muxflow_agent::launch::{Exit, StopCause};
 use muxflow_manager::node::{GpuSight, NodePort, OnlineSight, Rhythm};
+use muxflow_policy::node::fault::Fault;
 use muxflow_types::{
     Bytes, GpuId, GpuSample, GpuType, HealthState, JobId, Micros, Percent, ServiceId, SmCount,
     SmShare,
@@ -134,8 +135,19 @@ impl FakeNode {
         }
         let requeue = reason.is_some() || exit.code != Some(0);
         self.exits.lock().unwrap().insert(job.clone(), exit.clone());
-        let (job, fail_prone) = (job.clone(), false);
-        self.send(&gpu, Event::JobEnded { job, exit, reason, requeue, fail_prone });
+        let (job, fail_prone, blamed) = (job.clone(), false, false);
+        self.send(&gpu, Event::JobEnded { job, exit, reason, requeue, fail_prone, blamed });
+    }
+
+    /// An error on the GPU for which the job may be to blame: the node stops it.
+    pub(crate) fn fault(&self, job: &JobId, run: u64, fault: Fault, blamed: bool) {
+        let gpu = self.running()[job].clone();
+        self.forget(job);
+        let stop = Some(StopCause::Asked);
+        let exit = Exit { signal: Some(9), run, stop, ..Exit::unknown() };
+        let (job, reason) = (job.clone(), Some(StopReason::Fault(fault)));
+        let (requeue, fail_prone) = (true, false);
+        self.send(&gpu, Event::JobEnded { job, exit, reason, requeue, fail_prone, blamed });
     }
 }
 

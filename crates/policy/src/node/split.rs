@@ -246,7 +246,9 @@ impl ActivitySplit {
         let offline = self.factor * open.offline.value();
         let activity = Percent::clamped(open.total.value() - offline).unwrap_or(open.total);
         let deviations = DEVIATIONS + 2.0 / f64::from(self.compared - 1);
-        let error_points = (deviations * self.variance.sqrt() * 100.0).min(100.0);
+        // The service's part is at least nothing and at most the whole.
+        let furthest = activity.value().max(open.total.value() - activity.value());
+        let error_points = (deviations * self.variance.sqrt() * 100.0).min(furthest);
         OnlineActivity { activity, error_points, basis: SplitBasis::Corrected }
     }
 }
@@ -401,7 +403,8 @@ mod tests {
                 let window = ActivityWindow { at: Micros::from_millis(ms), total: pct(total), offline: pct(offline), gate_closed };
                 let online = split.observe(window);
                 prop_assert!(online.activity <= window.total);
-                prop_assert!((0.0..=100.0).contains(&online.error_points));
+                let furthest = online.activity.value().max(total - online.activity.value());
+                prop_assert!((0.0..=furthest).contains(&online.error_points), "{online:?} of {total}");
             }
         }
     }

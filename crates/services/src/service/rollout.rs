@@ -1,8 +1,9 @@
 //! Rolling restarts: replicas are replaced one after another.
 //!
 //! The new one comes first, and the old one leaves once the new one serves. Only where nothing but the
-//! old one's own GPU is left does the old one leave first. For any other reason for which a new one
-//! cannot be started the old one stays, and the rollout waits and says why.
+//! old one's own GPU is left does the old one leave first, right after a write that shows that the disk
+//! takes one. For any other reason for which a new one cannot be started the old one stays, and the
+//! rollout waits and says why.
 
 use std::time::Instant;
 
@@ -31,6 +32,8 @@ impl Service {
             Some(Rolling { old, new: Some(new) }) if self.is_up(&old) => {
                 self.new_is_gone(old, &new)
             }
+            // It was to go first, and its successor could not be written down.
+            Some(Rolling { old, new: None }) if self.is_up(&old) => self.to_restart.push_front(old),
             Some(rolling) if self.has(&rolling.old) => {
                 self.leave(&rolling.old);
                 self.rolling = Some(rolling);
@@ -81,9 +84,7 @@ impl Service {
             match self.try_start(places) {
                 // With a free GPU the new one comes first.
                 Ok(new) => self.rolling = Some(Rolling { old, new: Some(new) }),
-                Err(NotStarted::NoRoom(_)) if self.makes_room(&old, places) => {
-                    self.rolling = Some(Rolling { old, new: None });
-                }
+                Err(NotStarted::NoRoom(_)) if self.makes_room(&old, places) => self.make_room(old),
                 Err(NotStarted::NoRoom(reason) | NotStarted::Otherwise(reason)) => {
                     self.rollout_waits = Some(waits(&old, &reason));
                     self.to_restart.push_front(old);
@@ -92,6 +93,17 @@ impl Service {
             return;
         }
         self.rollout_waits = None;
+    }
+
+    /// Lets the old one go first, unless its successor could not be written down.
+    fn make_room(&mut self, old: String) {
+        if let Some((why, _)) = &self.cannot_write {
+            self.rollout_waits = Some(waits(&old, why));
+            self.to_restart.push_front(old);
+            return;
+        }
+        self.go_first(&old);
+        self.rolling = Some(Rolling { old, new: None });
     }
 
     /// Whether the GPU of a replica is one for its successor.

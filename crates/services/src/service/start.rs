@@ -84,8 +84,22 @@ impl Service {
         Ok(name)
     }
 
-    /// Orders what was planned. To be called once it is written down.
+    /// Whether the state is to be written although it is on the disk already: somebody leaves before
+    /// its successor comes, or the last write failed and it is time to try again.
+    pub fn must_write(&self) -> bool {
+        let again = self.cannot_write.as_ref().is_some_and(|(_, at)| Instant::now() >= *at);
+        again || self.slots.iter().any(|slot| slot.goes_first)
+    }
+
+    /// The state was written.
+    pub fn can_write(&mut self) {
+        self.cannot_write = None;
+    }
+
+    /// Orders what was planned, and lets those leave that go first. To be called once it is written
+    /// down.
     pub fn order_planned(&mut self) {
+        self.let_first_go();
         let mut failed = Vec::new();
         for slot in &mut self.slots {
             let Some(launch) = slot.planned.take() else { continue };
@@ -103,6 +117,35 @@ impl Service {
                 }
             }
         }
+        self.give_up(failed);
+    }
+
+    fn let_first_go(&mut self) {
+        let first = self.slots.iter().filter(|slot| slot.goes_first);
+        let names: Vec<String> = first.map(|slot| slot.replica.name.clone()).collect();
+        for name in names {
+            self.leave(&name);
+        }
+    }
+
+    /// Gives up what was planned and could not be written down: started all the same, the next manager
+    /// would not know of it. Nobody leaves whose successor would be given up too.
+    pub fn drop_planned(&mut self, why: &str) {
+        self.cannot_write = Some((why.to_owned(), Instant::now() + AGAIN_AFTER));
+        for slot in &mut self.slots {
+            slot.goes_first = false;
+        }
+        let planned = self.slots.iter().filter(|slot| slot.planned.is_some());
+        let failed = planned.map(|slot| {
+            self.pool.stopping(&slot.replica);
+            (slot.replica.name.clone(), why.to_owned())
+        });
+        let failed = failed.collect();
+        self.give_up(failed);
+    }
+
+    /// Forgets replicas that were not started, and why; the next try comes a little later.
+    fn give_up(&mut self, failed: Vec<(String, String)>) {
         for (name, reason) in failed {
             self.pool.remove(&name);
             self.release(&name);

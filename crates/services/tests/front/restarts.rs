@@ -1,7 +1,9 @@
 //! The manager goes and comes back: what ran is found, nothing is sent away, and what nobody knows of
 //! is cleared away.
 
+use std::future::Future as _;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 
 use muxflow_services::ServiceError;
 
@@ -19,6 +21,62 @@ fn replicas_outlive_the_manager_and_are_found_again() {
     let after: Vec<Option<u32>> = world.view().replicas.iter().map(|r| r.pid).collect();
     assert_eq!(before, after, "nothing was started again");
     assert_eq!(get(front, "/").0, 200, "at the same port");
+}
+
+/// A manager that leaves in order: requests under way get their answers, new ones find nobody.
+#[test]
+fn requests_under_way_are_finished_when_the_manager_leaves() {
+    let mut world = World::start(1);
+    let front = world.declare("");
+    world.wait("ready", |view| ready(view) == 1);
+    let asked: Vec<_> = (0..3).map(|_| std::thread::spawn(move || get(front, "/slow"))).collect();
+    world.wait("all are under way", |view| view.replicas[0].outstanding == 3);
+    let spare = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = std::mem::replace(&mut world.runtime, spare);
+    let began = std::time::Instant::now();
+    world.manager.close(runtime, std::time::Duration::from_secs(30));
+    assert!(began.elapsed() < std::time::Duration::from_secs(25), "it waits no longer than needed");
+    for one in asked {
+        assert_eq!(one.join().unwrap(), (200, "slow but sure".to_owned()));
+    }
+    assert!(std::net::TcpStream::connect(front).is_err(), "nobody listens");
+}
+
+/// Whoever asked for the removal may hang up: the name is free once the service is gone.
+#[test]
+fn a_removal_that_nobody_waits_for_frees_the_name() {
+    let world = World::start(1);
+    world.declare("");
+    world.wait("ready", |view| ready(view) == 1);
+    let mut removal = Box::pin(world.manager.remove("test"));
+    world.runtime.block_on(std::future::poll_fn(|context| {
+        assert!(removal.as_mut().poll(context).is_pending(), "it takes longer than that");
+        Poll::Ready(())
+    }));
+    drop(removal);
+    world::until("it is gone", || world.executor.running() == 0);
+    world::until("nobody knows of it", || world.manager.get("test").is_err());
+    world.declare("");
+    world.wait("ready again", |view| ready(view) == 1);
+}
+
+/// One that is started and not written down would be a stranger to the next manager.
+#[test]
+fn no_replica_is_started_that_cannot_be_written_down() {
+    let world = World::start(2);
+    let front = world.declare(r#", "max_replicas": 2, "load_per_replica": 1"#);
+    world.wait("ready", |view| ready(view) == 1);
+    world.fill_disk();
+    let load = Load::start(front, 6, "GET /");
+    world.wait("it says what is wrong", |view| {
+        view.waiting_for.as_ref().is_some_and(|why| why.contains("cannot be written down"))
+    });
+    load.wait_for(40);
+    assert_eq!(world.executor.starts.load(Ordering::Relaxed), 1);
+    world.empty_disk();
+    world.wait("two", |view| ready(view) == 2 && view.waiting_for.is_none());
+    assert_eq!(load.stop().1, 0, "nobody noticed");
+    assert_eq!(*world.executor.unwritten.lock().unwrap(), Vec::<String>::new());
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Replicas are replaced one after another, and what serves stays until its successor does.
 
+use std::sync::atomic::Ordering;
+
 use muxflow_api::service::ServiceView;
 
 use crate::ready;
-use crate::world::{Load, World, declaration};
+use crate::world::{self, Load, World, declaration, get};
 
 #[test]
 fn a_rolling_restart_costs_no_request() {
@@ -16,8 +18,10 @@ fn a_rolling_restart_costs_no_request() {
         let load = Load::start(front, 4, "GET /");
         load.wait_for(40);
         world.manager.restart("test").unwrap();
-        world.wait("it began", |view| view.to_restart > 0);
-        world.wait("it is over", |view| view.to_restart == 0 && ready(view) == replicas);
+        world.wait("it is over", |view| {
+            let fresh = view.replicas.iter().all(|replica| !before.contains(&replica.pid));
+            fresh && view.to_restart == 0 && ready(view) == replicas
+        });
         load.wait_for(40);
         let (done, failed) = load.stop();
         let after: Vec<Option<u32>> = world.view().replicas.iter().map(|r| r.pid).collect();
@@ -36,13 +40,14 @@ fn a_rollout_that_fails_leaves_what_serves_alone() {
     let before = pids(&world.view());
     let load = Load::start(front, 2, "GET /");
     let sick = r#", "min_replicas": 2, "max_replicas": 2, "env": {"SICK": "1"}"#;
-    world.manager.declare(&declaration("test", 300, sick)).unwrap();
-    world.wait("it began", |view| view.replicas.len() == 3);
-    world.wait("it is over", |view| view.to_restart == 0 && view.replicas.len() == 2);
+    world.manager.declare(&declaration("test", 3_000, sick)).unwrap();
+    world.wait("it is over", |view| {
+        view.to_restart == 0 && view.replicas.len() == 2 && view.waiting_for.is_some()
+    });
     let view = world.view();
     assert_eq!(pids(&view), before, "{view:#?}");
     let why = view.waiting_for.unwrap();
-    assert!(why.contains("test-2 was not ready within 0.3 s"), "{why}");
+    assert!(why.contains("test-2 was not ready within 3 s"), "{why}");
     load.wait_for(40);
     assert_eq!(load.stop().1, 0, "nobody noticed");
     // The next declaration is carried out as any other.
@@ -83,4 +88,58 @@ fn the_old_one_stays_while_a_new_one_cannot_be_started() {
     assert_ne!(world.pids(), before);
     let (done, failed) = load.stop();
     assert_eq!(failed, 0, "of {done}");
+}
+
+fn cannot_be_written_down(view: &ServiceView) -> bool {
+    view.waiting_for.as_ref().is_some_and(|why| why.contains("cannot be written down"))
+}
+
+/// On the only GPU the old one leaves first, and no new one may come that cannot be written down.
+#[test]
+fn a_restart_on_a_full_disk_leaves_what_serves_alone() {
+    let world = World::start(1);
+    let front = world.declare("");
+    world.wait("ready", |view| ready(view) == 1);
+    let load = Load::start(front, 2, "GET /");
+    // The second time too: what was told of the first disk is over.
+    for _ in 0..2 {
+        let before = world.pids();
+        world.fill_disk();
+        world.manager.restart("test").unwrap();
+        world.wait("it says why it waits", cannot_be_written_down);
+        // Longer than it takes to try again.
+        let until = std::time::Instant::now() + std::time::Duration::from_millis(2_500);
+        while std::time::Instant::now() < until {
+            load.wait_for(40);
+            let view = world.view();
+            assert_eq!((world.pids(), ready(&view), view.to_restart), (before.clone(), 1, 1));
+        }
+        world.empty_disk();
+        world.wait("replaced", |view| {
+            let fresh = view.replicas.iter().all(|r| r.pid.is_none_or(|pid| pid != before[0]));
+            fresh && ready(view) == 1 && view.to_restart == 0 && view.waiting_for.is_none()
+        });
+    }
+    let (done, failed) = load.stop();
+    assert_eq!(failed, 0, "of {done}");
+    assert_eq!(world.executor.starts.load(Ordering::Relaxed), 3);
+}
+
+/// Sent away it would be missed until there is room; it may come to itself before.
+#[test]
+fn a_broken_replica_stays_while_the_disk_is_full() {
+    let world = World::start(1);
+    let front = world.manager.declare(&declaration("test", 2_000, "")).unwrap();
+    world.wait("ready", |view| ready(view) == 1);
+    let before = world.pids();
+    world.fill_disk();
+    world::hang(before[0]);
+    world.wait("it says why nothing is done", cannot_be_written_down);
+    world::go_on(before[0]);
+    world.wait("it came to itself", |view| ready(view) == 1 && view.waiting_for.is_none());
+    assert_eq!((world.pids(), get(front, "/").0), (before.clone(), 200));
+    // With room it is replaced as ever.
+    world.empty_disk();
+    world::hang(before[0]);
+    world.wait("replaced", |view| ready(view) == 1 && view.replicas[0].pid != Some(before[0]));
 }

@@ -110,6 +110,7 @@ impl Executor for Processes {
         let (launch, mut child) = self.running.lock().unwrap().remove(place).unwrap();
         assert_eq!(launch.name, replica);
         signal(child.id(), libc::SIGTERM);
+        go_on(child.id());
         child.wait().unwrap();
         Ok(())
     }
@@ -131,6 +132,15 @@ fn signal(pid: u32, signal: i32) {
 
 pub(crate) fn kill(pid: u32) {
     signal(pid, libc::SIGKILL);
+}
+
+/// It hangs until [`go_on`].
+pub(crate) fn hang(pid: u32) {
+    signal(pid, libc::SIGSTOP);
+}
+
+pub(crate) fn go_on(pid: u32) {
+    signal(pid, libc::SIGCONT);
 }
 
 pub(crate) fn is_alive(pid: u32) -> bool {
@@ -210,6 +220,15 @@ impl World {
         let mut value = self.written();
         edit(&mut value);
         std::fs::write(self.dir().join("test.json"), value.to_string()).unwrap();
+    }
+
+    /// Nothing more of `test` can be written down, as on a full disk: what is written goes here first.
+    pub(crate) fn fill_disk(&self) {
+        std::fs::create_dir(self.dir().join("test.new")).unwrap();
+    }
+
+    pub(crate) fn empty_disk(&self) {
+        std::fs::remove_dir(self.dir().join("test.new")).unwrap();
     }
 
     /// The processes of its replicas, in order.
@@ -403,6 +422,10 @@ fn answer(stream: TcpStream, posts: &AtomicU64) -> std::io::Result<()> {
             }
             "/broken" => {
                 return stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhal");
+            }
+            "/slow" => {
+                std::thread::sleep(Duration::from_millis(800));
+                "slow but sure".into()
             }
             "/hang" => {
                 std::thread::sleep(LONG);

@@ -19,6 +19,7 @@ use muxflow_kubernetes::dra::driver::Sockets;
 use muxflow_kubernetes::node::executor::LocalAgent;
 use muxflow_kubernetes::node::ground::Wish;
 use muxflow_kubernetes::node::{Node, Settings};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 /// What a node of a cluster needs beside the agent's configuration.
 #[derive(Debug, Args)]
@@ -49,10 +50,13 @@ pub(crate) struct ClusterArgs {
     /// Seconds between two reports of a GPU of which nothing has changed that matters.
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     report_every: u64,
+    /// Seconds that offline pods are held at their gates for while no agent is here; then they end.
+    #[arg(long, value_name = "SECONDS", default_value_t = 900)]
+    hold_for: u64,
 }
 
 /// Runs until SIGINT or SIGTERM. Pods stay: online ones go on, offline ones are held at their gates
-/// until the next agent comes.
+/// until the next agent comes, for `--hold-for` at most.
 pub(super) fn run(
     args: &ClusterArgs,
     mut config: AgentConfig,
@@ -75,6 +79,7 @@ pub(super) fn run(
     settings.places.pod_resources = args.kubelet_dir.join("pod-resources/kubelet.sock");
     settings.dra = args.dra.then(|| Sockets::under(&args.kubelet_dir));
     settings.places.host.interposer = install(&config)?;
+    settings.places.host.hold_for = Duration::from_secs(args.hold_for);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -84,8 +89,8 @@ pub(super) fn run(
     let agent = Agent::start(&config, super::child_program()?)?;
     let handle = agent.handle();
     let executor = Arc::new(LocalAgent::new(handle.clone(), &config));
-    let (wish, wishes) = tokio::sync::mpsc::unbounded_channel();
-    let node = runtime.block_on(Node::start(client, &settings, executor, wishes))?;
+    let (wish, wishes) = unbounded_channel();
+    let mut node = runtime.block_on(Node::start(client, &settings, executor, wishes))?;
     let services = node.metrics();
     let page = move || {
         let gpus = handle.gpus().iter().filter_map(|uuid| handle.shared(uuid));
@@ -97,17 +102,36 @@ pub(super) fn run(
     if let Some(page) = &page {
         tracing::info!(address = %page.address(), "metrics");
     }
-    while sys::take_signal(signals.as_fd()).is_none() {
-        let event = agent.next_event(Duration::from_millis(100));
-        if let Some((_, Event::GuestMustLeave { job, cause, drained })) = event {
-            let why = cause;
-            // The other side is gone only when everything ends.
-            drop(wish.send(Wish { job, reason: "GpuOverlimit", why, while_ill: !drained }));
-        }
-    }
+    let ended = follow(&agent, &mut node, &wish, signals);
     runtime.block_on(node.stop());
     agent.shutdown();
-    Ok(ExitCode::SUCCESS)
+    ended.context("the agent must be started anew").map(|()| ExitCode::SUCCESS)
+}
+
+/// Tells the cluster what the agent tells, until a signal comes; an error when a part of the node's side
+/// has ended before.
+fn follow(
+    agent: &Agent,
+    node: &mut Node,
+    wish: &UnboundedSender<Wish>,
+    signals: &OwnedFd,
+) -> Result<(), muxflow_kubernetes::Error> {
+    while sys::take_signal(signals.as_fd()).is_none() {
+        node.check()?;
+        let event = agent.next_event(Duration::from_millis(100));
+        match event {
+            Some((_, Event::GuestMustLeave { job, cause, drained })) => {
+                let why = cause;
+                // The other side is gone only when everything ends.
+                drop(wish.send(Wish { job, reason: "GpuOverlimit", why, while_ill: !drained }));
+            }
+            Some((gpu, Event::GuestBlamed { job, fault, pid })) => {
+                node.blame(&job, &format!("its process {pid} caused {fault} on GPU {gpu}"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Puts the interposer where containers can be given it: a file of the host, on a file system that

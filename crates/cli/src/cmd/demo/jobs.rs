@@ -15,6 +15,7 @@ use muxflow_api::jobs::{JobList, Submitted};
 use muxflow_manager::client::Client;
 
 use super::scenario::{Offline, Phase, TRAINED, TRAINING_BATCH};
+use super::stage::Interrupted;
 
 /// A bare job that failed is started again after this, as any queue would.
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
@@ -258,7 +259,8 @@ fn start_bare(words: &[String], gpu: &str, pipes: &Path, output: &Path) -> anyho
     child.with_context(|| format!("cannot start {}", words[0]))
 }
 
-/// How many iterations per second a job does alone on the first GPU.
+/// How many iterations per second a job does alone on the first GPU; [`Interrupted`] when `stop` says
+/// so meanwhile.
 pub(super) fn solo_rate(
     phase: &Phase,
     seconds: f64,
@@ -284,7 +286,12 @@ pub(super) fn solo_rate(
     let began = Instant::now();
     let mut first: Option<(Instant, u64)> = None;
     let mut last = (began, 0);
-    while began.elapsed().as_secs_f64() < seconds && !stop() && child.try_wait()?.is_none() {
+    let mut stopped = false;
+    while began.elapsed().as_secs_f64() < seconds && child.try_wait()?.is_none() {
+        stopped = stop();
+        if stopped {
+            break;
+        }
         std::thread::sleep(Duration::from_millis(10));
         let done = last_iteration(&output);
         if done > last.1 {
@@ -294,6 +301,10 @@ pub(super) fn solo_rate(
     }
     drop(child.kill());
     drop(child.wait());
+    if stopped {
+        // The signal is taken: nobody after this would see it.
+        return Err(Interrupted.into());
+    }
     let (from, before) = first.context("the trainer did nothing alone; see its output")?;
     let took = last.0.duration_since(from).as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "counts of iterations")]

@@ -22,10 +22,12 @@ pub(super) struct ServiceResult {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Injected {
     pub(super) what: String,
+    /// The service on the GPU where it was made.
+    pub(super) beside: String,
     pub(super) at_s: f64,
-    /// Requests that failed in the seconds after it.
+    /// Requests to that service that failed in the seconds after it.
     pub(super) failed_after: u64,
-    /// How long a replica was out in the seconds after it.
+    /// How long a replica of that service was out in the seconds after it.
     pub(super) out_ms: u64,
 }
 
@@ -174,7 +176,13 @@ mod tests {
             gpu_util_pct: 50.0,
             sm_activity_pct: 40.0,
             evictions: 1,
-            injected: vec![Injected { what: "x".into(), at_s: 1.0, failed_after: 0, out_ms: 5 }],
+            injected: vec![Injected {
+                what: "x".into(),
+                beside: "web".into(),
+                at_s: 1.0,
+                failed_after: 0,
+                out_ms: 5,
+            }],
             replica_restarts: 0,
             replicas_out_s: 0.2,
         }

@@ -62,8 +62,10 @@ pub(super) struct Phase {
     /// Of control groups.
     pub(super) label: String,
     pub(super) programs: Programs,
-    /// Port of the dashboard; 0 picks one.
+    /// Port of the dashboard.
     pub(super) port: u16,
+    /// Who has it may use the dashboard.
+    pub(super) token: String,
 }
 
 /// What the demo starts.

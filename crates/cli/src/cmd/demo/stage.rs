@@ -1,9 +1,10 @@
 //! One phase, inside the emulated node: agent, services, jobs, requests, and what goes wrong.
 
+mod errors;
+
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -32,7 +33,7 @@ const AFTER_S: f64 = 6.0;
 /// A phase that is not ready by then is broken.
 const READY_WITHIN: Duration = Duration::from_secs(40);
 /// How long a job is measured alone.
-const SOLO_S: f64 = 5.0;
+pub(super) const SOLO_S: f64 = 5.0;
 
 /// The inner process was asked to stop.
 #[derive(Debug, thiserror::Error)]
@@ -106,7 +107,7 @@ fn config_text(phase: &Phase) -> anyhow::Result<String> {
         phase.run_dir.display(),
         phase.port,
         sys::own_uid(),
-        phase.label,
+        phase.token,
         phase.programs.interposer.display(),
         kernel_log.display(),
         phase.label,
@@ -170,7 +171,7 @@ impl<'a> Stage<'a> {
         let client = Client::new(Place::Socket(server.socket().to_owned()))?;
         let mut view = view;
         if let Some(address) = server.address() {
-            view.line(&format!("dashboard: http://{address}/dashboard#token={}", phase.label));
+            view.line(&format!("dashboard: http://{address}/dashboard#token={}", phase.token));
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -290,76 +291,26 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// The GPU of a service with one replica: there nobody can stand in for it.
-    fn gpu_of(&self, service: &str) -> Option<usize> {
-        let views = self.services().list();
-        let view = views.iter().find(|view| view.declared.name == service)?;
-        let gpu = &view.replicas.first()?.gpu;
-        self.agent().gpus().iter().position(|uuid| uuid == gpu)
-    }
-
-    fn victim(&self, service: &str) -> Option<(usize, String, u32)> {
-        let index = self.gpu_of(service)?;
-        let (job, pid) = self.jobs.on(self.agent().gpus().get(index)?)?;
-        Some((index, job.to_owned(), pid?))
-    }
-
-    /// A job touches memory that is not its own.
-    fn break_memory(&mut self, at_s: f64) -> anyhow::Result<bool> {
-        let Some((index, job, pid)) = self.victim("vision") else {
-            return Ok(self.phase.offline == Offline::None);
-        };
-        self.view.event(&format!("GPU {index}: {job} touches memory that is not its own (XID 31)"));
-        self.inject("XID 31 of a job", at_s);
-        self.fault(index, Some(pid), &["xid", "31"])?;
-        Ok(true)
-    }
-
-    /// Somebody ends a job in the middle of its work.
-    fn terminate(&mut self, at_s: f64) -> anyhow::Result<bool> {
-        let Some((index, job, pid)) = self.victim("speech") else {
-            return Ok(self.phase.offline == Offline::None);
-        };
-        self.view.event(&format!("GPU {index}: SIGTERM to {job} in the middle of its work"));
-        self.inject("SIGTERM to a job", at_s);
-        // It may have left in this very moment.
-        drop(sys::kill(pid, libc::SIGTERM));
-        Ok(true)
-    }
-
-    fn inject(&mut self, what: &str, at_s: f64) {
-        self.injected.push(Injected { what: what.into(), at_s, failed_after: 0, out_ms: 0 });
-    }
-
-    fn fault(&self, gpu: usize, pid: Option<u32>, words: &[&str]) -> anyhow::Result<()> {
-        let mut command = Command::new(&self.phase.programs.fault);
-        command.args(["--gpu", &gpu.to_string()]);
-        if let Some(pid) = pid {
-            command.args(["--pid", &pid.to_string()]);
-        }
-        let output = command.args(words).output().context("cannot run the fault injector")?;
-        let says = String::from_utf8_lossy(&output.stderr);
-        anyhow::ensure!(output.status.success(), "the fault injector failed: {says}");
-        Ok(())
-    }
-
     fn watch_replicas(&mut self, views: &[ServiceView], passed_s: f64, at_s: f64) {
-        let wanted: u32 = self.phase.services.iter().map(|service| service.replicas).sum();
-        let all = || views.iter().flat_map(|view| &view.replicas);
-        let ready = all().filter(|replica| replica.state == "ready").count();
-        let out_s = (wanted as usize).saturating_sub(ready) as f64 * passed_s;
-        self.out_s += out_s;
-        let recent = self.injected.iter_mut().rfind(|one| at_s - one.at_s < AFTER_S);
-        if let Some(one) = recent {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "milliseconds"
-            )]
-            let out_ms = (out_s * 1e3) as u64;
-            one.out_ms += out_ms;
+        for service in &self.phase.services {
+            let view = views.iter().find(|view| view.declared.name == service.name);
+            let replicas = view.into_iter().flat_map(|view| &view.replicas);
+            let ready = replicas.filter(|replica| replica.state == "ready").count();
+            let out_s = (service.replicas as usize).saturating_sub(ready) as f64 * passed_s;
+            self.out_s += out_s;
+            let recent =
+                |one: &&mut Injected| one.beside == service.name && at_s - one.at_s < AFTER_S;
+            if let Some(one) = self.injected.iter_mut().rfind(recent) {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "milliseconds"
+                )]
+                let out_ms = (out_s * 1e3) as u64;
+                one.out_ms += out_ms;
+            }
         }
-        for replica in all() {
+        for replica in views.iter().flat_map(|view| &view.replicas) {
             let seen = self.pids.entry(replica.gpu.clone()).or_default();
             if let Some(pid) = replica.pid.filter(|pid| !seen.contains(pid)) {
                 seen.push(pid);
@@ -406,8 +357,9 @@ impl<'a> Stage<'a> {
             let hit = |asked: &Asked| {
                 !asked.good && (one.at_s - 2.5..one.at_s + AFTER_S).contains(&asked.at_s)
             };
-            let failed =
-                self.records.iter().map(|r| r.all().iter().filter(|a| hit(a)).count() as u64);
+            let services = self.phase.services.iter().zip(&self.records);
+            let beside = services.filter(|(service, _)| service.name == one.beside);
+            let failed = beside.map(|(_, r)| r.all().iter().filter(|a| hit(a)).count() as u64);
             one.failed_after = failed.sum();
         }
         let restarts = self.pids.values().map(|pids| pids.len().saturating_sub(1) as u64).sum();

@@ -1,5 +1,5 @@
 //! Leaves nothing behind: whatever a phase started and did not end is ended here, and every directory
-//! of it is removed. Found by name: all of it carries the demo's own random label.
+//! of it is removed. Found by name: all of it carries the demo's own label.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -76,6 +76,13 @@ impl Traces {
             }
         }
         kept
+    }
+}
+
+impl Drop for Traces {
+    /// However the demo ends.
+    fn drop(&mut self) {
+        drop(self.sweep());
     }
 }
 

@@ -43,10 +43,33 @@ pub(super) struct View {
     at_s: f64,
 }
 
-fn bar(pct: f64) -> String {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 20")]
-    let full = (pct.clamp(0.0, 100.0) / 5.0).round() as usize;
-    format!("{}{}", "█".repeat(full), "░".repeat(20 - full))
+/// A line of the table without its bar, and the lengths that the bar may have.
+const WITHOUT_BAR: usize = 73;
+const BAR: (usize, usize) = (5, 20);
+
+fn bar(pct: f64, length: usize) -> String {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "0 to the length of a bar"
+    )]
+    let full = (pct.clamp(0.0, 100.0) / 100.0 * length as f64).round() as usize;
+    format!("{}{}", "█".repeat(full), "░".repeat(length - full))
+}
+
+/// Columns of the terminal; 80 when it does not tell.
+fn columns() -> usize {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the call fills a structure that lives through it, or leaves it as it is.
+    unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    if size.ws_col == 0 { 80 } else { usize::from(size.ws_col) }
+}
+
+/// Each line cut to the width: one that the terminal breaks in two would not be erased whole.
+fn cut(frame: &str, width: usize) -> String {
+    let line = |line: &str| line.chars().take(width).chain(['\n']).collect::<String>();
+    frame.lines().map(line).collect()
 }
 
 impl View {
@@ -102,7 +125,8 @@ impl View {
             put(&self.plain(glance));
             return;
         }
-        let frame = self.frame(glance);
+        let width = columns();
+        let frame = cut(&self.frame(glance, width), width);
         self.erase();
         self.drawn = frame.lines().count();
         put(&frame);
@@ -123,7 +147,10 @@ impl View {
         text
     }
 
-    fn frame(&self, glance: &Glance) -> String {
+    fn frame(&self, glance: &Glance, width: usize) -> String {
+        let length = width.saturating_sub(WITHOUT_BAR).clamp(BAR.0, BAR.1);
+        // The bar and the number after it.
+        let cell = length + 6;
         let mut text = format!(
             "  {} · {} of the day · {} offline iterations{}\n",
             self.title,
@@ -131,7 +158,11 @@ impl View {
             glance.iterations,
             glance.solo_per_s.map_or_else(String::new, |rate| format!(" ({rate:.1}/s alone)")),
         );
-        text.push_str("  GPU  state      service     req/s      p99      SLO  SM activity                 job       gate\n");
+        let _written = writeln!(
+            text,
+            "  GPU  {:<9} {:<10} req/s {:>7} {:>7}  {:<cell$}  {:<8} gate",
+            "state", "service", "p99", "SLO", "SM activity", "job",
+        );
         for gpu in &glance.gpus {
             let ms =
                 |value: Option<f64>| value.map_or_else(|| "-".into(), |v| format!("{v:.0} ms"));
@@ -142,14 +173,14 @@ impl View {
             };
             let _written = writeln!(
                 text,
-                "  {:<4} {:<10} {:<11} {:>5.1} {:>8} {:>8}  {} {:>3.0} %  {:<9} {gate}",
+                "  {:<4} {:<9} {:<10} {:>5.1} {:>7} {:>7}  {} {:>3.0} %  {:<8} {gate}",
                 gpu.index,
                 gpu.health,
                 gpu.service.as_deref().unwrap_or("-"),
                 gpu.rate_per_s,
                 ms(gpu.p99_ms),
                 ms(gpu.slo_ms),
-                bar(gpu.sm_activity_pct),
+                bar(gpu.sm_activity_pct, length),
                 gpu.sm_activity_pct,
                 gpu.job.as_deref().unwrap_or("-"),
             );
@@ -195,13 +226,17 @@ mod tests {
             gated: true,
         };
         let glance = Glance { at_s: 20.0, gpus: vec![gpu], iterations: 5, solo_per_s: Some(4.0) };
-        let frame = view.frame(&glance);
+        let frame = view.frame(&glance, 110);
         assert!(
             frame.contains("12:00") && frame.contains("50 %") && frame.contains("1234 ms"),
             "{frame}"
         );
         assert!(frame.lines().all(|line| line.chars().count() <= 110), "{frame}");
+        let narrow = view.frame(&glance, 80);
+        assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
+        assert!(narrow.contains("train-3") && narrow.contains("50 %"), "{narrow}");
+        assert_eq!(cut("abc\n█░█\n", 2), "ab\n█░\n");
         assert!(view.plain(&glance).contains("p99 1234 ms"));
-        assert_eq!(bar(50.0).chars().filter(|c| *c == '█').count(), 10);
+        assert_eq!(bar(50.0, 20).chars().filter(|c| *c == '█').count(), 10);
     }
 }

@@ -82,7 +82,8 @@ impl Law {
         };
         let params = params.check().context("--load-limit")?;
         let library = nvml::open().context("--load-limit needs NVML (libnvidia-ml.so.1)")?;
-        let gpus = nvml::list(&library)?;
+        // One that cannot be read does not hide the others.
+        let gpus: Vec<_> = nvml::list(&library)?.into_iter().flatten().collect();
         let found = match gpu {
             Some(uuid) => gpus.iter().find(|facts| facts.uuid == uuid),
             None => gpus.first(),

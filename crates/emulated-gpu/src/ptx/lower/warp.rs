@@ -39,6 +39,13 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// `bar.warp.sync MASK`.
+    pub(super) fn warp_sync(&mut self, blank: Ins, operands: &[String]) -> Result<(), String> {
+        let a = self.source(operands.first().ok_or("no mask")?, Ty::U32)?;
+        self.emit(Ins { code: Code::WarpSync, ty: Ty::U32, a, ..blank });
+        Ok(())
+    }
+
     pub(super) fn vote(
         &mut self,
         blank: Ins,

@@ -1,25 +1,24 @@
 //! What is wrong on a node and how to mend it: every assumption of the agent, tried one by one.
 //!
-//! Each check is independent of the others, so that one broken part does not hide the next, and none
-//! changes anything that outlives it.
+//! Each check is independent of the others, so that one broken part does not hide the next: findings
+//! are told as they come, and a driver that does not answer is a finding. Control groups are only
+//! looked at, and what a check must make to know (a file in a directory, a client that attaches) is
+//! gone when it is over.
 
+mod gpus;
+
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::blame::Blame;
 use crate::cgroup::Cgroups;
 use crate::config::AgentConfig;
 use crate::host::HostReader;
+use crate::installed;
 use crate::keeper::ChildProgram;
-use crate::monitor::dcgm::Dcgm;
-use crate::monitor::nvml::{self, NvmlSensor};
-use crate::monitor::{ActivitySource, Sensor, now};
-use crate::mps::probe::{self, Attached};
-use muxflow_policy::node::builtin;
-use muxflow_types::Micros;
-
-/// Memory in use from which nothing is left to lend.
-const NEARLY_FULL_PCT: f64 = 88.0;
+use crate::monitor::now;
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,16 +63,18 @@ fn found(subject: &str, grade: Grade, seen: impl Into<String>, remedy: &str) -> 
     Finding { subject: subject.into(), grade, seen: seen.into(), remedy: Some(remedy.into()) }
 }
 
-/// Looks at everything.
-pub fn examine(config: &AgentConfig, child: &ChildProgram) -> Vec<Finding> {
-    let mut all = vec![user(), groups(&config.cgroup_parent), host(&config.host_proc)];
-    all.extend(directories(config));
-    all.push(interposer(&config.interposer));
-    all.push(mps_program(config));
-    all.push(kernel_log(config.kernel_log.as_deref()));
-    all.extend(gpus(config, child));
-    all.extend(defences(config));
-    all
+/// Looks at everything, and tells each finding when it has it.
+pub fn examine(config: &AgentConfig, child: &ChildProgram, mut tell: impl FnMut(Finding)) {
+    tell(user());
+    tell(groups(&config.cgroup_parent));
+    tell(host(&config.host_proc));
+    directories(config).into_iter().for_each(&mut tell);
+    blamed(config).into_iter().for_each(&mut tell);
+    tell(interposer(&config.interposer));
+    tell(mps_program(config));
+    tell(kernel_log(config.kernel_log.as_deref()));
+    defences(config).into_iter().for_each(&mut tell);
+    gpus::watched(config, child, &mut tell);
 }
 
 fn user() -> Finding {
@@ -90,7 +91,7 @@ fn user() -> Finding {
 }
 
 fn groups(parent: &str) -> Finding {
-    let groups = Cgroups::detect(parent);
+    let groups = Cgroups::look(parent);
     let lacking = groups.shortcomings();
     if lacking.is_empty() {
         return good("control groups", groups.describe());
@@ -126,13 +127,11 @@ fn host(proc: &Path) -> Finding {
 fn directories(config: &AgentConfig) -> Vec<Finding> {
     let writable = |subject: &str, dir: &PathBuf| {
         let probe = dir.join(format!(".doctor-{}", std::process::id()));
-        let existed = dir.exists();
+        let made: Vec<&Path> = dir.ancestors().take_while(|dir| !dir.exists()).collect();
         let tried = std::fs::create_dir_all(dir).and_then(|()| std::fs::write(&probe, ""));
         drop(std::fs::remove_file(&probe));
-        if !existed {
-            // Only looked: the agent makes it when it starts.
-            drop(std::fs::remove_dir(dir));
-        }
+        // Only looked: the agent makes them when it starts.
+        made.into_iter().for_each(|dir| drop(std::fs::remove_dir(dir)));
         match tried {
             Ok(()) => good(subject, dir.display().to_string()),
             Err(error) => found(
@@ -160,6 +159,25 @@ fn directories(config: &AgentConfig) -> Vec<Finding> {
     all
 }
 
+/// Jobs that broke something again and again, as the agent wrote it down.
+fn blamed(config: &AgentConfig) -> Vec<Finding> {
+    let path = config.state_dir.join("blamed.json");
+    match Blame::open(path, config.laws.retry) {
+        Ok(blame) => {
+            let told = |(job, times)| {
+                let remedy = "mend its program, or leave it out; it is forgotten when it has broken nothing for a while ([retry] of the laws), and kept off critical services until then";
+                let seen = format!("job {job} was to blame for {times} errors of late: fail-prone");
+                found("jobs", Grade::Weak, seen, remedy)
+            };
+            blame.fail_prone().into_iter().map(told).collect()
+        }
+        Err(error) => {
+            let remedy = "an agent does not start on it: give it back its contents, or remove it and who was to blame is forgotten";
+            vec![found("jobs", Grade::Bad, error.to_string(), remedy)]
+        }
+    }
+}
+
 fn is_memory_file_system(dir: &Path) -> bool {
     use std::os::unix::ffi::OsStrExt;
     const TMPFS: i64 = 0x0102_1994;
@@ -174,15 +192,9 @@ fn is_memory_file_system(dir: &Path) -> bool {
 }
 
 fn interposer(path: &Path) -> Finding {
-    let remedy = "build it with `cargo build --profile xcuda -p muxflow-xcuda` and set `interposer` to libxcuda.so";
-    match std::fs::read(path) {
-        Err(error) => {
-            found("interposer", Grade::Bad, format!("{}: {error}", path.display()), remedy)
-        }
-        Ok(bytes) if !bytes.starts_with(b"\x7fELF") => {
-            found("interposer", Grade::Bad, format!("{} is no library", path.display()), remedy)
-        }
-        Ok(_) => good("interposer", path.display().to_string()),
+    match installed::flaw(path) {
+        Some(flaw) => found("interposer", Grade::Bad, flaw, installed::REMEDY),
+        None => good("interposer", path.display().to_string()),
     }
 }
 
@@ -195,18 +207,42 @@ fn mps_program(config: &AgentConfig) -> Finding {
             "set mps.enabled: without MPS, kernels of two processes take turns instead of sharing SMs",
         );
     };
-    let asked = Command::new(&mps.program).arg("-v").stdin(Stdio::null()).output();
-    match asked {
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stdout).trim().replace('\n', " ");
-            good("MPS", format!("{} {said}", mps.program.display()))
-        }
+    let program = mps.program.display();
+    match version_of(&mps.program) {
+        Ok(said) => good("MPS", format!("{program} {said}")),
         Err(error) => found(
             "MPS",
             Grade::Bad,
-            format!("{}: {error}", mps.program.display()),
+            format!("{program}: {error}"),
             "install the driver's compute utilities, or set mps.program to the full path",
         ),
+    }
+}
+
+/// What the control program says of itself, within a few seconds.
+fn version_of(program: &Path) -> Result<String, String> {
+    let mut command = Command::new(program);
+    command.arg("-v").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|error| error.to_string())?;
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let status = loop {
+        match child.try_wait().map_err(|error| error.to_string())? {
+            Some(status) => break status,
+            None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+            None => {
+                drop(child.kill());
+                drop(child.wait());
+                return Err("`-v` does not come back".into());
+            }
+        }
+    };
+    let mut said = String::new();
+    if let Some(mut out) = child.stdout.take() {
+        drop(out.read_to_string(&mut said));
+    }
+    match status.success() {
+        true => Ok(said.trim().replace('\n', " ")),
+        false => Err(format!("`-v` ended with {status}")),
     }
 }
 
@@ -230,106 +266,6 @@ fn kernel_log(path: Option<&Path>) -> Finding {
     }
 }
 
-fn gpus(config: &AgentConfig, child: &ChildProgram) -> Vec<Finding> {
-    let nvml = match nvml::open() {
-        Ok(nvml) => nvml,
-        Err(error) => {
-            let remedy = "install the NVIDIA driver, or put the directory of libnvidia-ml.so.1 on the loader's path";
-            return vec![found("GPUs", Grade::Bad, error.to_string(), remedy)];
-        }
-    };
-    let facts = match nvml::list(&nvml) {
-        Ok(facts) if !facts.is_empty() => facts,
-        Ok(_) => {
-            return vec![found("GPUs", Grade::Bad, "none", "check `nvidia-smi` and the PCI bus")];
-        }
-        Err(error) => {
-            let remedy = "check `nvidia-smi`: a GPU that cannot be read is lost or needs a reset";
-            return vec![found("GPUs", Grade::Bad, error.to_string(), remedy)];
-        }
-    };
-    let dcgm = Dcgm::open(Micros::from_millis(100)).ok().map(std::sync::Arc::new);
-    let mut all = Vec::new();
-    for gpu in &facts {
-        let subject = format!("GPU {} {}", gpu.name, gpu.uuid);
-        let known = config.laws.gpus.contains_key(&gpu.gpu_type);
-        if !known && builtin::laws_of(&gpu.gpu_type).is_none() {
-            all.push(found(
-                &subject,
-                Grade::Bad,
-                format!("no laws for type {}", gpu.gpu_type),
-                "add a section for the type to the node laws; `muxflow config print` shows one",
-            ));
-        }
-        match NvmlSensor::new(std::sync::Arc::clone(&nvml), dcgm.clone(), &gpu.uuid) {
-            Ok(mut sensor) => all.extend(sensors(&subject, &mut sensor)),
-            Err(error) => {
-                all.push(found(&subject, Grade::Bad, error.to_string(), "reset the GPU"));
-            }
-        }
-        all.push(attach(&subject, child, &gpu.uuid));
-    }
-    all
-}
-
-fn sensors(subject: &str, sensor: &mut NvmlSensor) -> Vec<Finding> {
-    let source = sensor.source();
-    let activity = match source {
-        ActivitySource::Dcgm | ActivitySource::Gpm => {
-            good(subject, format!("SM activity from {}", source.as_str()))
-        }
-        ActivitySource::ProcessUtilisation => found(
-            subject,
-            Grade::Weak,
-            "SM activity from NVML's per-process figure: coarse",
-            "install DCGM 4 (libdcgm.so.4) for true SM activity",
-        ),
-        ActivitySource::None => found(
-            subject,
-            Grade::Bad,
-            "nothing tells SM activity",
-            "install DCGM 4 (libdcgm.so.4); without SM activity no offline work is started",
-        ),
-    };
-    let read = match sensor.read(now()) {
-        Ok(sample)
-            if sample.memory_share().is_some_and(|share| share.value() > NEARLY_FULL_PCT) =>
-        {
-            found(
-                subject,
-                Grade::Weak,
-                format!("memory {:.0} % in use", sample.memory_share().map_or(0.0, |s| s.value())),
-                "nothing is left to lend: give the service less memory or a GPU of its own",
-            )
-        }
-        Ok(_) => good(subject, "counters can be read"),
-        Err(failure) => {
-            found(subject, Grade::Bad, failure.to_string(), "reset the GPU or the machine")
-        }
-    };
-    vec![activity, read]
-}
-
-fn attach(subject: &str, child: &ChildProgram, uuid: &str) -> Finding {
-    match probe::run(child, uuid, None, None, Duration::from_secs(10)) {
-        Attached::Yes { sms, took } => {
-            good(subject, format!("a client attaches in {} ms; {sms} SMs", took.as_millis()))
-        }
-        Attached::Refused { reason } => found(
-            subject,
-            Grade::Bad,
-            format!("a client cannot attach: {reason}"),
-            "check that libcuda.so.1 fits the driver, and that the GPU is not in an exclusive mode held by another",
-        ),
-        Attached::Hung => found(
-            subject,
-            Grade::Bad,
-            "a client hangs while attaching",
-            "a client was killed in the middle of work: end MPS (`echo quit | nvidia-cuda-mps-control`) and start the agent again",
-        ),
-    }
-}
-
 fn defences(config: &AgentConfig) -> Vec<Finding> {
     let d = config.defences;
     let off: Vec<&str> = [
@@ -338,6 +274,8 @@ fn defences(config: &AgentConfig) -> Vec<Finding> {
         ("quota", d.quota),
         ("clean_stop", d.clean_stop),
         ("error_response", d.error_response),
+        ("ungated_stop", d.ungated_stop),
+        ("host_eviction", d.host_eviction),
     ]
     .into_iter()
     .filter_map(|(name, on)| (!on).then_some(name))
@@ -368,12 +306,32 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         let config = AgentConfig::read(&path).unwrap();
         let child = ("/bin/false".into(), Vec::new());
-        let findings = examine(&config, &child);
+        let mut findings = Vec::new();
+        examine(&config, &child, |finding| findings.push(finding));
+        let made = ["state", "run"].map(|name| dir.path().join(name).exists());
+        assert_eq!(made, [false, false], "it only looks");
         for finding in &findings {
             assert_eq!(finding.grade == Grade::Good, finding.remedy.is_none(), "{finding:?}");
         }
         let bad =
             |subject: &str| findings.iter().any(|f| f.subject == subject && f.grade == Grade::Bad);
         assert!(bad("interposer") && bad("MPS") && bad("defences"), "{findings:#?}");
+    }
+
+    #[test]
+    fn jobs_that_break_things_again_and_again_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.toml");
+        std::fs::write(&path, format!("state_dir = '{}'\n", dir.path().display())).unwrap();
+        let config = AgentConfig::read(&path).unwrap();
+        assert_eq!(blamed(&config), [], "nobody is to blame");
+        let blame = Blame::open(dir.path().join("blamed.json"), config.laws.retry).unwrap();
+        let [bad, once] = ["bad", "once"].map(|name| muxflow_types::JobId::new(name).unwrap());
+        blame.add(&once);
+        (0..3).for_each(|_| blame.add(&bad));
+        let told = blamed(&config);
+        assert!(told.len() == 1 && told[0].seen.contains("job bad"), "{told:?}");
+        std::fs::write(dir.path().join("blamed.json"), "[").unwrap();
+        assert_eq!(blamed(&config)[0].grade, Grade::Bad, "the agent would not start");
     }
 }
