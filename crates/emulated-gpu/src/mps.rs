@@ -10,6 +10,7 @@ pub mod daemon;
 pub mod limits;
 mod partitions;
 pub mod server;
+mod servers;
 mod version3;
 
 use std::path::PathBuf;

@@ -213,7 +213,7 @@ fn foreign(node: &Running) -> Option<Command> {
     std::fs::copy(driver, home.join("libcuda.so.1")).expect("a copy");
     let mut command = on(node, program);
     // The user `nobody`.
-    command.uid(65_534).env("LD_LIBRARY_PATH", home).arg("hold").stdout(Stdio::piped());
+    command.uid(65_534).env("LD_LIBRARY_PATH", home).stdout(Stdio::piped());
     Some(command)
 }
 
@@ -224,7 +224,7 @@ fn one_user_at_a_time_unless_the_server_is_for_all() {
     daemon(&first);
     let mut ours = holder(&first);
     let server = control(&first, "get_server_list").1;
-    let mut waiting = theirs.spawn().expect("it starts");
+    let mut waiting = theirs.arg("hold").spawn().expect("it starts");
     std::thread::sleep(Duration::from_secs(1));
     assert!(waiting.try_wait().expect("a status").is_none());
     assert_eq!(control(&first, &format!("get_client_list {server}")).1, ours.id().to_string());
@@ -247,7 +247,7 @@ fn one_user_at_a_time_unless_the_server_is_for_all() {
     assert!(command.args(["-d", "-multiuser-server"]).status().expect("it starts").success());
     let Some(mut theirs) = foreign(&second) else { return };
     let mut ours = holder(&second);
-    let mut beside = theirs.spawn().expect("it starts");
+    let mut beside = theirs.arg("hold").spawn().expect("it starts");
     let mut line = String::new();
     BufReader::new(beside.stdout.as_mut().expect("a pipe"))
         .read_line(&mut line)
@@ -262,6 +262,41 @@ fn one_user_at_a_time_unless_the_server_is_for_all() {
         child.wait().expect("it ends");
     }
     control(&second, "quit");
+}
+
+/// A daemon whose servers take their time to start.
+fn slow_daemon(node: &Running) {
+    let home = node.node().root().join("slow");
+    std::fs::create_dir_all(&home).expect("a directory");
+    let program = home.join("nvidia-cuda-mps-control");
+    std::fs::copy(built().join("nvidia-cuda-mps-control"), &program).expect("a copy");
+    let real = built().join("nvidia-cuda-mps-server");
+    let script = format!("#!/bin/sh\nsleep 1\nexec {} \"$@\"\n", real.display());
+    let server = home.join("nvidia-cuda-mps-server");
+    std::fs::write(&server, script).expect("a script");
+    std::fs::set_permissions(&server, Permissions::from_mode(0o755)).expect("it is ours");
+    assert!(on(node, program).arg("-d").status().expect("it starts").success());
+}
+
+/// Two users wait and there is no server yet: one is served after the other, and no server that starts
+/// is stopped for the other user.
+#[test]
+fn users_that_wait_together_are_served_in_turn() {
+    let node = node("t4", 1.0);
+    let Some(mut theirs) = foreign(&node) else { return };
+    slow_daemon(&node);
+    let mut ours = on(&node, client());
+    let both = [&mut ours, &mut theirs];
+    let mut all =
+        both.map(|it| it.args(["busy", "20"]).stdout(Stdio::null()).spawn().expect("it starts"));
+    within("both were served", || {
+        all.iter_mut().all(|it| it.try_wait().expect("a status").is_some())
+    });
+    assert!(all.iter_mut().all(|it| it.wait().expect("it ends").success()));
+    let log = std::fs::read_to_string(node.node().root().join("mps-log/control.log"));
+    let log = log.expect("the daemon's log");
+    assert_eq!(log.matches("Starting new server").count(), 2, "{log}");
+    assert!(control(&node, "quit").0);
 }
 
 #[test]

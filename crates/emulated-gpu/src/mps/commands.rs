@@ -139,7 +139,9 @@ impl Daemon {
         {
             return Err(format!("Server {pid} has clients of user {}", server.uid));
         }
-        self.server_for(uid).map(|pid| format!("{pid}\n")).ok_or("cannot start it".to_owned())
+        let earlier: Vec<u32> = self.waiting().into_iter().map(|(_, uid)| uid).collect();
+        let started = self.server_for(uid, &earlier);
+        started.map(|pid| format!("{pid}\n")).ok_or("cannot start it".to_owned())
     }
 
     fn shutdown(&mut self, words: &[&str]) -> Result<String, String> {

@@ -5,12 +5,11 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
 
 use super::closing::{self, Quit};
 use super::limits::{Limits, device_key};
 use super::partitions::Partition;
-use super::server::report;
+use super::servers::{Server, Status};
 use super::{code, topic};
 use crate::facts::{Facts, Process, Stats};
 use crate::node::Node;
@@ -39,36 +38,6 @@ pub struct Options {
     pub static_partitions: bool,
     /// Version of the commands: 2 or 3.
     pub protocol: u32,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Status {
-    Initializing,
-    Active,
-    Fault,
-}
-
-impl Status {
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            Status::Initializing => "INITIALIZING",
-            Status::Active => "ACTIVE",
-            Status::Fault => "FAULT",
-        }
-    }
-}
-
-pub(super) struct Server {
-    pub child: Child,
-    pub uid: u32,
-    pub status: Status,
-    pub hung: bool,
-    /// Takes no clients any more, and ends with its last.
-    pub closing: bool,
-    /// Its connection, by key.
-    pub peer: Option<u64>,
-    /// Limits for clients to come.
-    pub limits: Limits,
 }
 
 pub(super) struct Client {
@@ -255,7 +224,12 @@ impl Daemon {
                     *peer = Peer::Client(client);
                 }
             }
-            topic::SERVER => self.heard(key, pid.unsigned_abs(), message.values[1]),
+            topic::SERVER => {
+                if let Some((_, peer)) = self.peers.get_mut(&key) {
+                    *peer = Peer::Server;
+                }
+                self.heard(key, pid.unsigned_abs(), message.values[1]);
+            }
             _ => {}
         }
     }
@@ -271,75 +245,6 @@ impl Daemon {
         if let Some((_, Peer::Client(client))) = self.peers.remove(&key) {
             self.log(&format!("Client {} disconnected", client.pid));
         }
-    }
-
-    /// A server reported.
-    fn heard(&mut self, key: u64, pid: u32, what: u64) {
-        if let Some((_, peer)) = self.peers.get_mut(&key) {
-            *peer = Peer::Server;
-        }
-        let Some(server) = self.servers.get_mut(&pid) else { return };
-        let line = match what {
-            report::READY => {
-                server.peer = Some(key);
-                server.status = Status::Active;
-                format!("Server {pid} is ready")
-            }
-            report::FAULT => {
-                server.status = Status::Fault;
-                format!("Server {pid} encountered a fatal fault; new clients are refused")
-            }
-            // The daemon goes on saying that all is well: that is what makes it a hang.
-            report::HANG => {
-                server.hung = true;
-                return;
-            }
-            _ => {
-                server.hung = false;
-                format!("Server {pid} was reset")
-            }
-        };
-        self.log(&line);
-    }
-
-    /// Servers that ended by themselves are forgotten; their clients find out at the device.
-    fn reap(&mut self) {
-        let mut ended = Vec::new();
-        for (pid, server) in &mut self.servers {
-            if server.child.try_wait().ok().flatten().is_some() {
-                ended.push(*pid);
-            }
-        }
-        for pid in ended {
-            self.servers.remove(&pid);
-            self.log(&format!("Server {pid} exited"));
-        }
-    }
-
-    /// A faulted server whose clients have all left takes clients again.
-    fn recover(&mut self) {
-        let faulted: Vec<u32> = self
-            .servers
-            .iter()
-            .filter(|(_, s)| s.status == Status::Fault)
-            .map(|(pid, _)| *pid)
-            .collect();
-        for pid in faulted {
-            if !self.clients_of(pid).is_empty() {
-                continue;
-            }
-            self.tell_server(pid, 2, 0);
-            if let Some(server) = self.servers.get_mut(&pid) {
-                server.status = Status::Active;
-            }
-            self.log(&format!("Server {pid} recovered"));
-        }
-    }
-
-    pub(super) fn tell_server(&mut self, pid: u32, what: u64, client: u64) {
-        let Some(key) = self.servers.get(&pid).and_then(|s| s.peer) else { return };
-        let message = Message::new(Kind::Ping, &[topic::SERVER, what, client]);
-        self.reply(key, &message, &[]);
     }
 
     /// Clients of a server.
@@ -360,26 +265,35 @@ impl Daemon {
         all.collect()
     }
 
-    /// Lets those in who wait and can be served now.
+    /// Lets those in who wait and can be served now, first come, first served.
     fn let_in(&mut self) {
+        let mut earlier = Vec::new();
         for (key, uid) in self.waiting() {
-            let Some(pid) = self.server_for(uid) else { continue };
-            let Some(server) = self.servers.get(&pid) else { continue };
-            if server.hung || server.status == Status::Initializing {
-                continue;
+            if !self.settle(key, uid, &earlier) {
+                earlier.push(uid);
             }
-            if server.status == Status::Fault {
-                self.reply(key, &Message::reply(code::SERVER_NOT_READY, &[]), &[]);
-                self.lost(key);
-                continue;
-            }
-            if self.clients_of(pid).len() >= MOST_CLIENTS {
-                self.reply(key, &Message::reply(code::MAX_CLIENTS, &[]), &[]);
-                self.lost(key);
-                continue;
-            }
+        }
+    }
+
+    /// Lets one in or sends it away; false when it has to wait, after those who wait already.
+    fn settle(&mut self, key: u64, uid: u32, earlier: &[u32]) -> bool {
+        let Some(pid) = self.server_for(uid, earlier) else { return false };
+        let Some(server) = self.servers.get(&pid) else { return false };
+        if server.hung || server.status == Status::Initializing {
+            return false;
+        }
+        let refused = if server.status == Status::Fault {
+            Some(code::SERVER_NOT_READY)
+        } else {
+            (self.clients_of(pid).len() >= MOST_CLIENTS).then_some(code::MAX_CLIENTS)
+        };
+        if let Some(why) = refused {
+            self.reply(key, &Message::reply(why, &[]), &[]);
+            self.lost(key);
+        } else {
             self.admit(key, pid);
         }
+        true
     }
 
     fn admit(&mut self, key: u64, pid: u32) {
@@ -402,64 +316,6 @@ impl Daemon {
         let text = format!("{}\n{}", both.to_text(), self.served);
         self.log(&format!("NEW CLIENT {who} from user {}: Server {pid}", self.servers[&pid].uid));
         self.reply(key, &Message::reply(0, &[pid.into()]), text.as_bytes());
-    }
-
-    /// The server of a user. Without multi-user mode only one user is served at a time: others
-    /// wait until its clients have left.
-    pub(super) fn server_for(&mut self, uid: u32) -> Option<u32> {
-        let same = |s: &Server| self.options.multi_user || s.uid == uid;
-        if let Some((pid, server)) = self.servers.iter().find(|(_, s)| same(s)) {
-            // Who comes while it closes waits for the next.
-            return (!server.closing).then_some(*pid);
-        }
-        let others: Vec<u32> = self.servers.keys().copied().collect();
-        if others.iter().any(|pid| !self.clients_of(*pid).is_empty()) {
-            return None;
-        }
-        for pid in others {
-            self.stop_server(pid);
-        }
-        self.start_server(uid)
-    }
-
-    pub(super) fn stop_server(&mut self, pid: u32) {
-        if let Some(mut server) = self.servers.remove(&pid)
-            && server.child.kill().is_ok()
-            && server.child.wait().is_err()
-        {
-            // Already gone.
-        }
-    }
-
-    /// Starts a server for a user.
-    pub(super) fn start_server(&mut self, uid: u32) -> Option<u32> {
-        let gpus: Vec<String> = self.options.gpus.iter().map(ToString::to_string).collect();
-        let child = Command::new(&self.options.server_program)
-            .arg(self.options.node.root())
-            .arg(gpus.join(","))
-            .arg(self.options.pipe_directory.join("control"))
-            .spawn();
-        let child = match child {
-            Ok(child) => child,
-            Err(error) => {
-                let program = self.options.server_program.display();
-                self.log(&format!("Cannot start {program}: {error}"));
-                return None;
-            }
-        };
-        let pid = child.id();
-        self.log(&format!("Starting new server {pid} for user {uid}"));
-        let server = Server {
-            child,
-            uid,
-            status: Status::Initializing,
-            hung: false,
-            closing: false,
-            peer: None,
-            limits: self.defaults.clone(),
-        };
-        self.servers.insert(pid, server);
-        Some(pid)
     }
 }
 

@@ -73,7 +73,7 @@ impl Daemon {
     }
 
     fn list_servers(&self, layout: Layout) -> String {
-        let row = |(pid, server): (&u32, &super::daemon::Server)| {
+        let row = |(pid, server): (&u32, &super::servers::Server)| {
             vec![pid.to_string(), server.uid.to_string(), server.status.word().to_owned()]
         };
         layout.write(&["PID", "UID", "STATUS"], self.servers.iter().map(row).collect())
