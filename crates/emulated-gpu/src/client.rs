@@ -176,7 +176,7 @@ impl Gpu {
 
     /// Memory for an allocation; charged first.
     pub fn allocate(&self, bytes: u64) -> Result<u64, u32> {
-        self.heap.allocate(bytes, |more| self.charge(more))
+        self.heap.allocate(bytes, |more| self.charge(more), |less| self.discharge(less))
     }
 
     /// Gives an allocation back.

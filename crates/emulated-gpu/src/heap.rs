@@ -65,6 +65,23 @@ struct State {
     live: BTreeMap<u64, u64>,
 }
 
+impl State {
+    /// Whole blocks, once they are charged; what cannot be had is not charged either.
+    fn charged(
+        &mut self,
+        size: u64,
+        charge: impl FnOnce(u64) -> Result<(), u32>,
+        discharge: impl FnOnce(u64),
+    ) -> Result<u64, u32> {
+        charge(size)?;
+        let taken = self.large.take(size);
+        if taken.is_none() {
+            discharge(size);
+        }
+        taken.ok_or(2)
+    }
+}
+
 /// The heap of one process on one GPU.
 #[derive(Debug)]
 pub struct Heap {
@@ -105,26 +122,26 @@ impl Heap {
         address - self.span().0
     }
 
-    /// Hands out `bytes`; `charge` is asked for whole blocks before they are taken.
+    /// Hands out `bytes`; `charge` is asked for whole blocks before they are taken, and `discharge` gets
+    /// back what no place was found for.
     pub fn allocate(
         &self,
         bytes: u64,
-        mut charge: impl FnMut(u64) -> Result<(), u32>,
+        charge: impl FnOnce(u64) -> Result<(), u32>,
+        discharge: impl FnOnce(u64),
     ) -> Result<u64, u32> {
         let size = bytes.max(1).checked_next_multiple_of(ALIGN).ok_or(2_u32)?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let offset = if size >= BLOCK {
             let size = size.checked_next_multiple_of(BLOCK).ok_or(2_u32)?;
-            charge(size)?;
-            let Some(offset) = state.large.take(size) else { return Err(2) };
+            let offset = state.charged(size, charge, discharge)?;
             state.live.insert(offset, size);
             offset
         } else {
             if let Some(offset) = state.small.take(size) {
                 offset
             } else {
-                charge(BLOCK)?;
-                let Some(block) = state.large.take(BLOCK) else { return Err(2) };
+                let block = state.charged(BLOCK, charge, discharge)?;
                 if size < BLOCK {
                     state.small.insert(block + size, BLOCK - size);
                 }
@@ -202,7 +219,7 @@ mod tests {
                     let address = heap.allocate(size, |b| {
                         charged += b;
                         Ok(())
-                    }).unwrap();
+                    }, |_| ()).unwrap();
                     prop_assert_eq!(address % ALIGN, 0);
                     let before = live.range(..=address).next_back();
                     prop_assert!(before.is_none_or(|(a, s)| a + s <= address));
@@ -223,8 +240,27 @@ mod tests {
     #[test]
     fn a_refused_charge_leaves_nothing_behind() {
         let heap = Heap::new(64 << 20).unwrap();
-        assert_eq!(heap.allocate(8 << 20, |_| Err(2)), Err(2));
-        assert_eq!(heap.allocate(u64::MAX, |_| Ok(())), Err(2));
-        assert!(heap.allocate(8 << 20, |_| Ok(())).is_ok());
+        assert_eq!(heap.allocate(8 << 20, |_| Err(2), |_| ()), Err(2));
+        assert_eq!(heap.allocate(u64::MAX, |_| Ok(()), |_| ()), Err(2));
+        assert!(heap.allocate(8 << 20, |_| Ok(()), |_| ()).is_ok());
+    }
+
+    #[test]
+    fn what_no_place_is_found_for_is_not_charged() {
+        let heap = Heap::new(64 << 20).unwrap();
+        let charged = std::cell::Cell::new(0);
+        let take = |bytes: u64| {
+            let charge = |more: u64| {
+                charged.set(charged.get() + more);
+                Ok(())
+            };
+            heap.allocate(bytes, charge, |less| charged.set(charged.get() - less))
+        };
+        // Twice the memory, without the first block.
+        assert!(take(126 << 20).is_ok());
+        assert_eq!(take(4 << 20), Err(2));
+        assert!(take(BLOCK - ALIGN).is_ok(), "in the first block");
+        assert_eq!(take(BLOCK - ALIGN), Err(2));
+        assert_eq!(charged.get(), 126 << 20);
     }
 }
