@@ -37,7 +37,7 @@ pub enum Fault {
 pub mod event {
     /// An XID; data is its number.
     pub const XID: u64 = 8;
-    /// The clients of an MPS server were struck; data is the server's process id.
+    /// The clients of an MPS server were struck: [server's process id, error].
     pub const MPS_FAULT: u64 = 1 << 32;
     /// The MPS server is to die; data is its process id.
     pub const MPS_CRASH: u64 = 1 << 33;
@@ -45,6 +45,18 @@ pub mod event {
     pub const MPS_HANG: u64 = 1 << 34;
     /// All is well again.
     pub const RESET: u64 = 1 << 35;
+    /// A client of an MPS server has a context now: [server's process id, client's].
+    pub const MPS_JOINED: u64 = 1 << 36;
+    /// It has none any more: [server's process id, client's].
+    pub const MPS_LEFT: u64 = 1 << 37;
+}
+
+/// What an MPS server asks of a device, beside the settings that others make.
+pub mod server_order {
+    /// [server's process id]: take its clients again.
+    pub const RECOVER: u64 = 3;
+    /// [server's process id, error]: a fault on another GPU reaches its clients here.
+    pub const STRIKE: u64 = 4;
 }
 
 /// XIDs with a meaning here.

@@ -47,7 +47,8 @@ pub enum Kind {
     Server = 12,
     /// MPS server to device: [client pid] must be thrown out.
     Terminate = 13,
-    /// `[what, value]`: settings such as power limit or compute mode.
+    /// `[what, value]`: settings such as power limit or compute mode, or what an MPS server orders
+    /// ([`crate::fault::server_order`]).
     Set = 14,
     /// Gets a short history of utilisation: [which counter].
     Samples = 15,

@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use muxflow_emulated_gpu::client::{Allowance, Gpu};
 use muxflow_emulated_gpu::fault::{Fault, XIDS};
 use muxflow_emulated_gpu::launcher::Running;
 use support::{built, client, compiled, node, on, output};
@@ -171,7 +172,12 @@ fn a_reset_gives_all_memory_back_and_a_far_future_is_no_overflow() {
         Stats::from_bytes(&answer.tail).expect("statistics").used_bytes
     };
     assert!(used() > 100 << 20, "its context");
+    let beside = Gpu::connect(node.node(), 0, Allowance::default()).expect("another client");
+    beside.context(1).expect("a context");
     Fault::Reset.inject(node.node(), 0, 0, 0).expect("it is reset");
+    assert_eq!(used(), 0);
+    // Who was struck takes nothing any more, also when it asked before it knew.
+    assert_eq!((beside.charge(1 << 21), beside.context(1)), (Err(46), Err(46)));
     assert_eq!(used(), 0);
     child.kill().expect("it lives");
     child.wait().expect("it ends");

@@ -66,12 +66,55 @@ fn commands_limits_termination_faults_and_recovery() {
     let (a, b) = (holder(&node), holder(&node));
     Fault::Xid(31).inject(node.node(), 0, 0, 0).expect("it strikes");
     assert_eq!((failure(a), failure(b)), ("failed 700".to_owned(), "failed 700".to_owned()));
+    // From the moment at which it says so, the devices take clients too.
+    recovered(&node, &server);
+    assert_eq!(output(on(&node, client()).arg("check")), "ok");
+    assert!(control(&node, "quit").0);
+}
+
+/// Waits until a server that met a fault says that it takes clients again.
+fn recovered(node: &Running, server: &str) {
+    let log = node.node().root().join("mps-log/control.log");
     within("the server recovers", || {
-        control(&node, &format!("get_server_status {server}")).1 == "ACTIVE"
+        let log = std::fs::read_to_string(&log).expect("the daemon's log");
+        log.contains(&format!("Server {server} recovered"))
     });
-    within("clients are let in again", || {
-        on(&node, client()).arg("check").status().is_ok_and(|s| s.success())
-    });
+    assert_eq!(control(node, &format!("get_server_status {server}")).1, "ACTIVE");
+}
+
+/// Of one server on three GPUs: a fault on the first reaches the second, where one of its clients is
+/// too, and not the third; clients are taken again as soon as those that it struck are gone.
+#[test]
+fn a_fault_reaches_the_gpus_that_share_a_client_and_no_others() {
+    let node = node("t4x3", 1.0);
+    daemon(&node);
+    let seeing = |gpus: &str| {
+        let mut command = on(&node, client());
+        command.env("CUDA_VISIBLE_DEVICES", gpus);
+        command
+    };
+    for round in 0..3 {
+        let first = pushed(&mut seeing("0"), "0");
+        let both = pushed(seeing("0,1").arg("pair"), "0");
+        let second = pushed(&mut seeing("1"), "0");
+        let third = pushed(&mut seeing("2"), "0");
+        let server = control(&node, "get_server_list").1;
+        Fault::Xid(31).inject(node.node(), 0, 0, 0).expect("it strikes");
+        within("the server is in a fault", || {
+            control(&node, &format!("get_server_status {server}")).1 == "FAULT"
+        });
+        // The one in the middle goes first: what it linked stays struck.
+        assert_eq!(waited(both), "700", "round {round}: on both GPUs");
+        let refused = output(seeing("2").arg("devices"));
+        assert!(refused.starts_with("807"), "new clients stay out: {refused}");
+        assert_eq!(waited(first), "700", "round {round}: on the same GPU");
+        assert_eq!(waited(second), "700", "round {round}: beside one that was there");
+        within("the server recovers", || {
+            control(&node, &format!("get_server_status {server}")).1 == "ACTIVE"
+        });
+        assert_eq!(output(seeing("1").arg("check")), "ok", "while the third is still there");
+        assert_eq!(waited(third), "0", "round {round}: nobody is shared with it");
+    }
     assert!(control(&node, "quit").0);
 }
 

@@ -93,8 +93,8 @@ impl Device {
         match fault {
             Fault::Xid(xid) => return self.xid(xid, pid),
             Fault::KillPropagates(pct) => self.state.kill_propagates_pct = pct,
-            Fault::MpsCrash => return self.tell_servers(event::MPS_CRASH, 0),
-            Fault::MpsHang => return self.tell_servers(event::MPS_HANG, 0),
+            Fault::MpsCrash => return self.tell_servers(&[event::MPS_CRASH]),
+            Fault::MpsHang => return self.tell_servers(&[event::MPS_HANG]),
             Fault::Throttle(mhz) => {
                 self.engine.clock_cap_mhz = (mhz > 0).then_some(f64::from(mhz));
                 self.engine.rates_changed();
@@ -120,7 +120,7 @@ impl Device {
         self.public.gone.store(0, Ordering::Release);
         self.engine.clock_cap_mhz = None;
         self.engine.rates_changed();
-        self.tell_servers(event::RESET, 0);
+        self.tell_servers(&[event::RESET]);
     }
 
     /// Keys of the clients that fit.
@@ -153,7 +153,9 @@ impl Device {
         for key in keys {
             if let Some(peer) = self.peers.get_mut(key) {
                 peer.used_bytes = 0;
-                peer.contexts = 0;
+                if std::mem::take(&mut peer.contexts) > 0 {
+                    self.tell_server_of(*key, event::MPS_LEFT);
+                }
             }
         }
     }
@@ -165,10 +167,20 @@ impl Device {
             self.fail(&[key], error);
             return;
         }
+        self.strike_server(server, error);
+    }
+
+    /// A fault under an MPS server: its clients here fail, and it takes the fault to other GPUs.
+    fn strike_server(&mut self, server: i32, error: u32) {
+        self.fail_clients_of(server, error);
+        self.tell_servers(&[event::MPS_FAULT, server.unsigned_abs().into(), error.into()]);
+    }
+
+    /// The clients of an MPS server fail, and new ones are refused until it has recovered.
+    pub(super) fn fail_clients_of(&mut self, server: i32, error: u32) {
         let all = self.clients(|p| p.server_pid == server);
         self.fail(&all, error);
         self.state.faulted_servers.insert(server);
-        self.tell_servers(event::MPS_FAULT, server.unsigned_abs().into());
     }
 
     /// Whom a fault strikes when nobody was named: a client with work, else any with a context.
@@ -207,8 +219,7 @@ impl Device {
                 self.fail(&everybody, error);
                 let servers: Vec<i32> = self.servers();
                 for server in servers {
-                    self.state.faulted_servers.insert(server);
-                    self.tell_servers(event::MPS_FAULT, server.unsigned_abs().into());
+                    self.strike_server(server, error);
                 }
             }
         }
@@ -288,13 +299,28 @@ impl Device {
     }
 
     /// Sends an event to all MPS servers on this GPU; refused when there is none.
-    fn tell_servers(&mut self, kind: u64, data: u64) -> u32 {
-        let message = Message::new(Kind::Event, &[kind, data, 0]);
+    fn tell_servers(&self, values: &[u64]) -> u32 {
+        let message = Message::new(Kind::Event, values);
         let mut told = false;
         for peer in self.peers.values().filter(|p| p.role == Role::Server) {
             told |= peer.socket.send(&message, &[], &[]).is_ok();
         }
         if told { 0 } else { code::INVALID_VALUE }
+    }
+
+    /// Tells the MPS server of a client that it came or went.
+    pub(super) fn tell_server_of(&self, key: u32, kind: u64) {
+        if let Some(peer) = self.peers.get(&key) {
+            self.tell_server_of_peer(peer, kind);
+        }
+    }
+
+    /// The same for one that is no longer among the peers.
+    pub(super) fn tell_server_of_peer(&self, peer: &Peer, kind: u64) {
+        if peer.server_pid != 0 {
+            let [server, client] = [peer.server_pid, peer.pid].map(|p| p.unsigned_abs().into());
+            self.tell_servers(&[kind, server, client]);
+        }
     }
 
     /// A client died with work in flight: under MPS that may strike the others.
@@ -306,10 +332,7 @@ impl Device {
         if self.state.rng.uniform() * 100.0 >= f64::from(self.state.kill_propagates_pct) {
             return;
         }
-        let others = self.clients(|p| p.server_pid == server);
-        self.fail(&others, 700);
-        self.state.faulted_servers.insert(server);
-        self.tell_servers(event::MPS_FAULT, server.unsigned_abs().into());
+        self.strike_server(server, 700);
     }
 
     /// The MPS server is gone: its clients cannot reach the GPU any more, nor those that it has let in

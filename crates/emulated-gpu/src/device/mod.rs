@@ -18,6 +18,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::channel::{Channel, MAGIC, Public, Shared};
 use crate::facts::{Facts, text};
+use crate::fault::event;
 use crate::node::Node;
 use crate::profile::Profile;
 use crate::wire::{self, Socket};
@@ -355,6 +356,9 @@ impl Device {
                 Role::Client if unfinished => self.died_with_work(&peer),
                 Role::Server => self.server_died(peer.pid),
                 _ => {}
+            }
+            if peer.contexts > 0 {
+                self.tell_server_of_peer(&peer, event::MPS_LEFT);
             }
         }
     }

@@ -7,6 +7,7 @@ use super::engine::Limits;
 use super::{Device, Role};
 use crate::channel::{Channel, MAGIC, Shared};
 use crate::facts::{Process, Stats};
+use crate::fault::{event, server_order};
 use crate::sys;
 use crate::wire::{Kind, Message, Plain, Received};
 
@@ -111,11 +112,17 @@ impl Device {
             let pid = client.unwrap_or(v[3] as i32);
             return plain(self.inject(v[0], v[1], v[2], pid, v[4]), &[]);
         } else if is(Kind::Set) {
-            if v[0] == 3 {
-                self.server_recovered(v[1] as i32);
-                return plain(0, &[]);
-            }
-            return plain(self.set(v[0], v[1]), &[]);
+            return match v[0] {
+                server_order::RECOVER => {
+                    self.server_recovered(v[1] as i32);
+                    plain(0, &[server_order::RECOVER])
+                }
+                server_order::STRIKE => {
+                    self.fail_clients_of(v[1] as i32, v[2] as u32);
+                    plain(0, &[])
+                }
+                what => plain(self.set(what, v[1]), &[]),
+            };
         }
         plain(code::NOT_SUPPORTED, &[])
     }
@@ -178,7 +185,17 @@ impl Device {
         }
     }
 
+    /// The error that a fault has left to a client, or 0.
+    fn fault_of(&self, key: u32) -> u32 {
+        self.channel(key).map_or(0, |channel| channel.fault.load(Ordering::SeqCst))
+    }
+
     fn allocate(&mut self, key: u32, bytes: u64) -> u32 {
+        let fault = self.fault_of(key);
+        if fault != 0 {
+            // It was emptied, or will be: what it took now nobody would give back.
+            return fault;
+        }
         let (free, _) = self.memory_seen_by(key);
         let Some(peer) = self.peers.get_mut(&key) else { return code::UNKNOWN };
         if bytes > free {
@@ -194,6 +211,10 @@ impl Device {
         let Some(peer) = self.peers.get(&key) else { return code::UNKNOWN };
         let under_mps = peer.server_pid != 0;
         if change > 0 {
+            let fault = self.fault_of(key);
+            if fault != 0 {
+                return fault;
+            }
             let others = self.peers.iter().filter(|(k, p)| **k != key && p.contexts > 0);
             let (mut contexts, mut strangers) = (0, 0);
             for (_, other) in others {
@@ -211,6 +232,9 @@ impl Device {
                 && let Some(peer) = self.peers.get_mut(&key)
             {
                 peer.contexts += 1;
+                if peer.contexts == 1 {
+                    self.tell_server_of(key, event::MPS_JOINED);
+                }
             }
             return status;
         }
@@ -219,11 +243,14 @@ impl Device {
         {
             peer.contexts -= 1;
             peer.used_bytes = peer.used_bytes.saturating_sub(bytes);
+            if peer.contexts == 0 {
+                self.tell_server_of(key, event::MPS_LEFT);
+            }
         }
         0
     }
 
-    /// Settings: 1 power limit in milliwatts, 2 compute mode, 3 an MPS server recovered.
+    /// Settings: 1 power limit in milliwatts, 2 compute mode.
     fn set(&mut self, what: u64, value: u64) -> u32 {
         match what {
             1 => {

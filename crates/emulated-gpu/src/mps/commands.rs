@@ -112,11 +112,6 @@ impl Daemon {
         Ok(String::new())
     }
 
-    pub(super) fn throw_out(&mut self, server: u32, client: i32) {
-        self.tell_server(server, 1, u64::from(client.unsigned_abs()));
-        self.log(&format!("Client {client} of server {server} terminated"));
-    }
-
     fn start(&mut self, words: &[&str]) -> Result<String, String> {
         let uid = match words.get(1..3) {
             Some(["-uid", uid]) => uid.parse().map_err(|_| format!("{uid} is not a user ID"))?,

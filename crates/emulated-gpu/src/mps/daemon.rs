@@ -181,7 +181,6 @@ impl Daemon {
         }
         self.lose_devices(&ready[1..watched]);
         self.reap();
-        self.recover();
         self.close_down();
         self.let_in();
         Ok(())

@@ -52,6 +52,10 @@ impl Daemon {
                 server.status = Status::Fault;
                 format!("Server {pid} encountered a fatal fault; new clients are refused")
             }
+            report::RECOVERED => {
+                server.status = Status::Active;
+                format!("Server {pid} recovered")
+            }
             // The daemon goes on saying that all is well: that is what makes it a hang.
             report::HANG => {
                 server.hung = true;
@@ -79,30 +83,12 @@ impl Daemon {
         }
     }
 
-    /// A faulted server whose clients have all left takes clients again.
-    pub(super) fn recover(&mut self) {
-        let faulted: Vec<u32> = self
-            .servers
-            .iter()
-            .filter(|(_, s)| s.status == Status::Fault)
-            .map(|(pid, _)| *pid)
-            .collect();
-        for pid in faulted {
-            if !self.clients_of(pid).is_empty() {
-                continue;
-            }
-            self.tell_server(pid, 2, 0);
-            if let Some(server) = self.servers.get_mut(&pid) {
-                server.status = Status::Active;
-            }
-            self.log(&format!("Server {pid} recovered"));
-        }
-    }
-
-    pub(super) fn tell_server(&mut self, pid: u32, what: u64, client: u64) {
-        let Some(key) = self.servers.get(&pid).and_then(|s| s.peer) else { return };
-        let message = Message::new(Kind::Ping, &[topic::SERVER, what, client]);
-        self.reply(key, &message, &[]);
+    /// Has a client of a server thrown out.
+    pub(super) fn throw_out(&mut self, server: u32, client: i32) {
+        let Some(key) = self.servers.get(&server).and_then(|s| s.peer) else { return };
+        let values = [topic::SERVER, 1, client.unsigned_abs().into()];
+        self.reply(key, &Message::new(Kind::Ping, &values), &[]);
+        self.log(&format!("Client {client} of server {server} terminated"));
     }
 
     /// The server of a user. Without multi-user mode only one user is served at a time: others

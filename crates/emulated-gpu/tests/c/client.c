@@ -153,6 +153,11 @@ int main(int argc, char **argv) {
         void *context; char line[16]; load("libcuda.so.1"); CHECK(cuInit, 0); puts("waits"); fflush(stdout);
         fgets(line, sizeof line, stdin); printf("%d\n", CALL(cuDevicePrimaryCtxRetain, &context, 0)); return 0; }
     start();
+    if (!strcmp(what, "pair")) { /* With a context on the second GPU too: what waiting gives on both, or on each where it differs. */
+        void *other, *own; char line[16]; int a, b; CHECK(cuCtxGetCurrent, &own); CHECK(cuDevicePrimaryCtxRetain, &other, 1);
+        puts("pushed"); fflush(stdout); fgets(line, sizeof line, stdin); a = CALL(cuCtxSynchronize); CHECK(cuCtxSetCurrent, other); b = CALL(cuCtxSynchronize);
+        if (a == b) printf("%d\n", a); else printf("%d %d\n", a, b);
+        return 0; }
     if (!strcmp(what, "check")) { check(); return 0; }
     if (!strcmp(what, "churn")) { churn(atoi(argv[2])); return 0; }
     void *tiny; CHECK(cuModuleGetFunction, &tiny, module, "tiny_muxflow_us5");
