@@ -143,19 +143,18 @@ fn the_lines_of_a_random_run_name_whom_they_strike() {
 #[test]
 fn a_fault_without_a_name_strikes_the_one_with_work() {
     let node = node("t4", 1.0);
-    let idle = pushed(&node, "0");
-    let mut struck = false;
-    // Another try where the machine was slower than the work.
+    // Another try where the machine was slower than the work: then both were idle, and the first of
+    // them was struck.
     for _ in 0..10 {
-        let busy = pushed(&node, "900");
+        let (idle, busy) = (pushed(&node, "0"), pushed(&node, "900"));
         Fault::Xid(13).inject(node.node(), 0, 0, 0).expect("it strikes");
-        if waited(busy) == "719" {
-            struck = true;
-            break;
+        let met = [waited(busy), waited(idle)];
+        if met == ["719", "0"] {
+            return;
         }
+        assert_eq!(met, ["0", "719"], "one of them, and only one");
     }
-    assert!(struck, "the one with work");
-    assert_eq!(waited(idle), "0", "the one without");
+    panic!("the one with work was never struck");
 }
 
 #[test]
@@ -187,11 +186,11 @@ fn a_reset_gives_all_memory_back_and_a_far_future_is_no_overflow() {
 #[test]
 fn a_fault_strikes_when_its_time_has_come() {
     let node = node("t4", 1.0);
-    let (mut child, _lines) = holder(&node);
+    let struck = holder(&node);
     let mut command = on(&node, built().join("muxflow-emulated-fault"));
     let began = Instant::now();
     assert_eq!(output(command.args(["--after", "400", "xid", "13"])), "");
-    assert_eq!(child.wait().expect("it ends").code(), Some(3));
+    assert_eq!(rest(struck), ("failed 719".to_owned(), Some(3)));
     assert!(began.elapsed() >= Duration::from_millis(400), "{:?}", began.elapsed());
 }
 

@@ -43,7 +43,9 @@ fn nvml_wrapper_sees_a_node() {
 }
 
 fn a_power_limit_makes_hot_kernels_slower(node: &Running, nvml: &Nvml) {
-    let hot = || -> f64 { output(on(node, client()).args(["hot", "300"])).parse().expect("ms") };
+    // The least of three: what this machine is away counts, too.
+    let once = || -> f64 { output(on(node, client()).args(["hot", "300"])).parse().expect("ms") };
+    let hot = || (0..3).map(|_| once()).fold(f64::INFINITY, f64::min);
     let mut device = nvml.device_by_index(0).expect("a device");
     let free = hot();
     device.set_power_management_limit(42_000).expect("42 W of 70");

@@ -161,15 +161,16 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "check")) { check(); return 0; }
     if (!strcmp(what, "churn")) { churn(atoi(argv[2])); return 0; }
     void *tiny; CHECK(cuModuleGetFunction, &tiny, module, "tiny_muxflow_us5");
-    if (!strcmp(what, "hold")) { /* Allocates, launches and frees until it is killed. */
-        puts("up"); fflush(stdout);
+    if (!strcmp(what, "hold")) { /* Allocates, launches and frees until it is killed; some of it lives longer than the rest. */
+        ptr kept[8] = {0}; puts("up"); fflush(stdout);
         for (unsigned i = 0;; i++) {
             ptr p; size_t size = (size_t)(1 + i % 7) << 21;
             int r = CALL(cuMemAlloc_v2, &p, size);
             if (r) { printf("failed %d\n", r); return 3; }
             for (int k = 0; k < 50; k++) if ((r = CALL(cuLaunchKernel, tiny, 40, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL))) { printf("failed %d\n", r); return 3; }
             if (i % 3 == 0 && (r = CALL(cuCtxSynchronize))) { printf("failed %d\n", r); return 3; }
-            if (i % 5 && (r = CALL(cuMemFree_v2, p))) { printf("failed %d\n", r); return 3; }
+            if (i % 5 == 0) { ptr old = kept[i / 5 % 8]; kept[i / 5 % 8] = p; p = old; }
+            if (p && (r = CALL(cuMemFree_v2, p))) { printf("failed %d\n", r); return 3; }
         }
     }
     if (!strcmp(what, "wild")) { ptr bad = 0x10; void *f, *args[] = {&bad}; CHECK(cuModuleGetFunction, &f, module, "wild");
@@ -207,6 +208,9 @@ int main(int argc, char **argv) {
         CHECK(cuEventRecord, e1, NULL);
         for (int n = atoi(argv[2]); n; n--) { CHECK(cuLaunchKernel, work, 40, 1, 1, 256, 1, 1, 0, NULL, NULL, NULL); CHECK(cuCtxSynchronize); }
         CHECK(cuEventRecord, e2, NULL); CHECK(cuEventSynchronize, e2); CHECK(cuEventElapsedTime, &ms, e1, e2); printf("%f\n", ms); return 0; }
+    if (!strcmp(what, "march")) { /* Kernels of 1 ms, each waited for; a line for every fifth. */
+        void *work; CHECK(cuModuleGetFunction, &work, module, "work_muxflow_us1000_f40_o50_i60_b30");
+        for (unsigned i = 0;; i++) { CHECK(cuLaunchKernel, work, 40, 1, 1, 256, 1, 1, 0, NULL, NULL, NULL); CHECK(cuCtxSynchronize); if (i % 5 == 0) { puts("on"); fflush(stdout); } } }
     if (!strcmp(what, "bursts")) { /* Works and rests by turns, never twice the same. */
         void *work; CHECK(cuModuleGetFunction, &work, module, "work_muxflow_us1000_f40_o50_i60_b30"); puts("up"); fflush(stdout);
         for (unsigned i = 1;; i++) {

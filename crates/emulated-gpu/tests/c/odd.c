@@ -11,8 +11,9 @@
 
 typedef unsigned long long ptr;
 
+/* The slow kernel is there to be unfinished when a program looks: on a busy machine that may be late. */
 static const char *PTX = ".version 7.0\n.target sm_75\n.address_size 64\n"
-".visible .entry slow_muxflow_us300000() { ret; }\n.visible .entry quick_muxflow_us5() { ret; }\n"
+".visible .entry slow_muxflow_us2000000() { ret; }\n.visible .entry quick_muxflow_us5() { ret; }\n"
 ".visible .entry high_muxflow_us1000_f40_o50_i60_b30() { ret; }\n"
 /* Counts to n, which takes this machine a while, and stores it. */
 ".visible .entry count(.param .u64 p, .param .u32 n)\n{ .reg .pred %q; .reg .b32 %r<3>; .reg .b64 %rd;\n"
@@ -30,7 +31,7 @@ static void start(void) {
     load("libcuda.so.1");
     CHECK(cuInit, 0); CHECK(cuDevicePrimaryCtxRetain, &context, 0); CHECK(cuCtxSetCurrent, context);
     CHECK(cuModuleLoadData, &module, PTX);
-    CHECK(cuModuleGetFunction, &slow, module, "slow_muxflow_us300000");
+    CHECK(cuModuleGetFunction, &slow, module, "slow_muxflow_us2000000");
     CHECK(cuModuleGetFunction, &quick, module, "quick_muxflow_us5");
     CHECK(cuModuleGetFunction, &high, module, "high_muxflow_us1000_f40_o50_i60_b30");
 }
@@ -163,6 +164,12 @@ static float in_context(unsigned sms) {
     CHECK(cuEventSynchronize, e2); CHECK(cuEventElapsedTime, &ms, e1, e2); CHECK(cuCtxDestroy_v2, c); return ms;
 }
 
+/* The least of three: what this machine is away counts, too. */
+static float least(unsigned sms) {
+    float all = in_context(sms); for (int i = 0; i < 2; i++) { float ms = in_context(sms); if (ms < all) all = ms; }
+    return all;
+}
+
 /* Each thread has a default stream of its own, and takes it along. */
 static void *in_own_stream(void *unused) {
     CHECK(cuCtxSetCurrent, context);
@@ -186,8 +193,8 @@ static void events(void) {
     EXPECT(!launch(slow, s1)); CHECK(cuEventRecord, f, s1); CHECK(cuStreamWaitEvent, s2, f, 0); EXPECT(!launch(quick, s2));
     GIVES(600, cuStreamQuery, s2); GIVES(600, cuEventQuery, f); GIVES(600, cuEventElapsedTime, &ms, e, f);
     CHECK(cuStreamSynchronize, s2); CHECK(cuEventQuery, f);
-    CHECK(cuEventElapsedTime, &ms, e, f); EXPECT(ms >= 300.0 && ms < 30000.0);
-    CHECK(cuEventElapsedTime, &ms, f, e); EXPECT(ms <= -300.0);
+    CHECK(cuEventElapsedTime, &ms, e, f); EXPECT(ms >= 2000.0 && ms < 60000.0);
+    CHECK(cuEventElapsedTime, &ms, f, e); EXPECT(ms <= -2000.0);
     /* Recorded again while somebody waits for the first time: that one counts. */
     EXPECT(!launch(slow, s1)); CHECK(cuEventRecord, f, s1); CHECK(cuStreamWaitEvent, s2, f, 0);
     EXPECT(!launch(slow, s1)); CHECK(cuEventRecord, f, s1);
@@ -481,7 +488,7 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "fatbin")) { fatbin(argv[2]); puts("ok"); return 0; }
     if (!strcmp(what, "threads")) { threads(); puts("ok"); return 0; }
     if (!strcmp(what, "many")) { many(); puts("ok"); return 0; }
-    contexts(); EXPECT(in_context(10) > 1.5f * in_context(40)); uploads(); events(); callbacks(); capture(); abandoned(); graphs(); told(); memory(); copies(); launches();
+    contexts(); EXPECT(least(10) > 1.5f * least(40)); uploads(); events(); callbacks(); capture(); abandoned(); graphs(); told(); memory(); copies(); launches();
     puts("ok");
     return 0;
 }
