@@ -4,7 +4,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use muxflow_abi::cuda::result::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_VALUE};
+use muxflow_abi::cuda::result::{
+    CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MISALIGNED_ADDRESS,
+};
 use muxflow_emulated_gpu::channel::{Entry, Op};
 use muxflow_emulated_gpu::client::{Gpu, Lane};
 use muxflow_emulated_gpu::cost::Cost;
@@ -147,20 +149,25 @@ impl Launch {
             return Ok(());
         }
         let outcome = self.function.compute(&self.grid, &self.params, &Everything);
-        let xid = match outcome {
+        let name = &self.function.name;
+        // An XID, and the error where it alone does not tell.
+        let (xid, error) = match outcome {
             Outcome::Done => return Ok(()),
             Outcome::TooLong => {
-                ffi::log(&format!("kernel {}: stopped, it ran too long", self.function.name));
+                ffi::log(&format!("kernel {name}: stopped, it ran too long"));
                 return Ok(());
             }
             Outcome::IllegalAddress(address) => {
-                let name = &self.function.name;
                 ffi::log(&format!("kernel {name}: illegal address {address:#x}"));
-                31
+                (31, 0)
             }
-            Outcome::Trapped => 13,
+            Outcome::Misaligned(address) => {
+                ffi::log(&format!("kernel {name}: misaligned address {address:#x}"));
+                (13, CUDA_ERROR_MISALIGNED_ADDRESS)
+            }
+            Outcome::Trapped => (13, 0),
         };
-        gpu.report(xid);
+        gpu.report(xid, error);
         crate::context::fault(gpu)?;
         Err(CUDA_ERROR_ILLEGAL_ADDRESS)
     }

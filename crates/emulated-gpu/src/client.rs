@@ -167,11 +167,12 @@ impl Gpu {
         self.ask(Kind::OpenHeap, &[id.into()])?.fds.pop().ok_or(code::UNKNOWN)
     }
 
-    /// Reports an error of this process's own making, as hardware would: an XID.
-    pub fn report(&self, xid: u32) {
+    /// Reports an error of this process's own making, as hardware would: an XID. What calls return from
+    /// then on is `error`, or what is usual for the XID when it is 0.
+    pub fn report(&self, xid: u32, error: u32) {
         let [kind, value] = crate::fault::Fault::Xid(xid).to_wire();
         // The device knows who says this.
-        drop(self.ask(Kind::Inject, &[kind, value, 0, 0, 0]));
+        drop(self.ask(Kind::Inject, &[kind, value, error.into(), 0, 0]));
     }
 
     /// Memory for an allocation; charged first.

@@ -41,7 +41,7 @@ pub enum Kind {
     Subscribe = 9,
     /// Sent by the device: [kind, data, time].
     Event = 10,
-    /// A fault to inject: [fault, argument, argument, pid].
+    /// A fault to inject: [fault, argument, error of a client that speaks of itself, pid, delay in ms].
     Inject = 11,
     /// An MPS server speaks: the device tells it about faults of its clients.
     Server = 12,

@@ -177,6 +177,15 @@ fn an_access_outside_memory_is_an_illegal_address_and_an_xid() {
     assert!(log.contains("NVRM: Xid (PCI:0000:3b:00): 31, pid="), "{log}");
 }
 
+#[test]
+fn a_misaligned_access_has_an_error_of_its_own() {
+    let node = node("t4", 1.0);
+    assert_eq!(output(on(&node, client()).arg("odd")), "716");
+    let log = std::fs::read_to_string(node.node().kernel_log()).expect("a kernel log");
+    assert!(log.contains("NVRM: Xid (PCI:0000:3b:00): 13, pid="), "{log}");
+    assert!(log.contains("Misaligned Address"), "{log}");
+}
+
 /// In a container a process knows itself by another number than the device does.
 #[test]
 fn an_access_outside_memory_in_another_namespace_is_found_too() {

@@ -67,15 +67,22 @@ impl State {
 }
 
 impl Device {
-    /// A fault now, or `after_ms` from now.
-    pub(super) fn inject(&mut self, kind: u64, value: u64, _: u64, pid: i32, after_ms: u64) -> u32 {
+    /// A fault now, or `after_ms` from now. `error` says more than the XID, or is 0.
+    pub(super) fn inject(
+        &mut self,
+        kind: u64,
+        value: u64,
+        error: u32,
+        pid: i32,
+        after_ms: u64,
+    ) -> u32 {
         let Some(fault) = Fault::from_wire(kind, value) else { return code::INVALID_VALUE };
         if after_ms > 0 {
             let at = sys::monotonic_ns().saturating_add(after_ms.saturating_mul(1_000_000));
             self.state.due.push((at, fault, pid));
             return 0;
         }
-        self.strike(fault, pid)
+        self.strike(fault, pid, error)
     }
 
     /// Strikes with whatever is due.
@@ -83,15 +90,15 @@ impl Device {
         let now = sys::monotonic_ns();
         while let Some(i) = self.state.due.iter().position(|(at, ..)| *at <= now) {
             let (_, fault, pid) = self.state.due.remove(i);
-            self.strike(fault, pid);
+            self.strike(fault, pid, 0);
         }
     }
 
-    fn strike(&mut self, fault: Fault, pid: i32) -> u32 {
+    fn strike(&mut self, fault: Fault, pid: i32, error: u32) -> u32 {
         // Whom it strikes depends on who is at work now, not when somebody last looked.
         self.run_up_to_now();
         match fault {
-            Fault::Xid(xid) => return self.xid(xid, pid),
+            Fault::Xid(xid) => return self.xid(xid, pid, error),
             Fault::KillPropagates(pct) => self.state.kill_propagates_pct = pct,
             Fault::MpsCrash => return self.tell_servers(&[event::MPS_CRASH]),
             Fault::MpsHang => return self.tell_servers(&[event::MPS_HANG]),
@@ -190,19 +197,21 @@ impl Device {
         all.iter().find(|k| self.engine.is_busy(**k)).or_else(|| all.first()).copied()
     }
 
-    fn xid(&mut self, xid: u32, pid: i32) -> u32 {
+    fn xid(&mut self, xid: u32, pid: i32, told: u32) -> u32 {
         let culprit = self.culprit(pid);
         let of_one = matches!(xid, 13 | 31 | 43 | 45 | 94);
         if of_one && culprit.is_none() {
             return code::INVALID_VALUE;
         }
         let pid = culprit.and_then(|k| self.peers.get(&k)).map_or(0, |p| p.pid);
-        self.log_xid(xid, pid);
+        let misaligned = xid == 13 && told == code::MISALIGNED_ADDRESS;
+        self.log_xid(xid, pid, misaligned);
         self.state.last_xid = xid;
         self.state.xids += 1;
         self.tell_observers(event::XID, xid.into());
         let everybody: Vec<u32> = self.clients(|_| true);
         let (error, contained) = match xid {
+            13 if misaligned => (code::MISALIGNED_ADDRESS, true),
             13 => (719, true),
             31 => (700, true),
             43 | 45 => (719, true),
@@ -240,12 +249,15 @@ impl Device {
         0
     }
 
-    fn log_xid(&self, xid: u32, pid: i32) {
+    fn log_xid(&self, xid: u32, pid: i32, misaligned: bool) {
         let [domain, bus, slot] = self.facts.pci;
         let place = format!("PCI:{domain:04x}:{bus:02x}:{slot:02x}");
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         let name = name.trim();
         let what = match xid {
+            13 if misaligned => {
+                "Graphics SM Warp Exception on (GPC 0, TPC 0, SM 0): Misaligned Address"
+            }
             13 => "Graphics SM Warp Exception on (GPC 0, TPC 0, SM 0): Out Of Range Address",
             31 => {
                 "Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f8a_00000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ"

@@ -16,6 +16,7 @@ pub(crate) mod code {
     pub(crate) const OUT_OF_MEMORY: u32 = 2;
     pub(crate) const DEVICE_UNAVAILABLE: u32 = 46;
     pub(crate) const INVALID_VALUE: u32 = 1;
+    pub(crate) const MISALIGNED_ADDRESS: u32 = 716;
     pub(crate) const MPS_SERVER_GONE: u32 = 806;
     pub(crate) const MPS_SERVER_NOT_READY: u32 = 807;
     pub(crate) const MPS_MAX_CLIENTS: u32 = 808;
@@ -110,7 +111,8 @@ impl Device {
             // A client speaks of itself, and may know itself by the number of another namespace.
             let client = self.peers.get(&key).filter(|p| p.role == Role::Client).map(|p| p.pid);
             let pid = client.unwrap_or(v[3] as i32);
-            return plain(self.inject(v[0], v[1], v[2], pid, v[4]), &[]);
+            let error = client.map_or(0, |_| v[2] as u32);
+            return plain(self.inject(v[0], v[1], error, pid, v[4]), &[]);
         } else if is(Kind::Set) {
             return match v[0] {
                 server_order::RECOVER => {

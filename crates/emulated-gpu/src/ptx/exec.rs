@@ -44,7 +44,9 @@ pub enum Outcome {
     Done,
     /// An access outside of everything mapped, at this address.
     IllegalAddress(u64),
-    /// `trap`, or an address that is not aligned.
+    /// An access at an address that is no multiple of its size.
+    Misaligned(u64),
+    /// `trap`.
     Trapped,
     /// More instructions than allowed.
     TooLong,
@@ -347,7 +349,7 @@ impl<'a> Block<'a> {
         let address = self.value(thread, ins.a).wrapping_add_signed(ins.offset);
         let bytes = ins.ty.bytes();
         if !address.is_multiple_of(bytes as u64) {
-            return Err(Outcome::Trapped);
+            return Err(Outcome::Misaligned(address));
         }
         let place = self.locate(thread, space, address, bytes)?;
         // SAFETY: `locate` gave a pointer to that many bytes inside a buffer of this block or

@@ -173,7 +173,9 @@ int main(int argc, char **argv) {
             if (p && (r = CALL(cuMemFree_v2, p))) { printf("failed %d\n", r); return 3; }
         }
     }
-    if (!strcmp(what, "wild")) { ptr bad = 0x10; void *f, *args[] = {&bad}; CHECK(cuModuleGetFunction, &f, module, "wild");
+    if (!strcmp(what, "wild") || !strcmp(what, "odd")) { /* Stores four bytes outside of all memory, or at an address that is not aligned. */
+        ptr bad = 0x10; void *f, *args[] = {&bad}; CHECK(cuModuleGetFunction, &f, module, "wild");
+        if (*what == 'o') { CHECK(cuMemAlloc_v2, &bad, (size_t)64); bad += 2; }
         CHECK(cuLaunchKernel, f, 1, 1, 1, 1, 1, 1, 0, NULL, args, NULL); printf("%d\n", CALL(cuCtxSynchronize)); return 0; }
     if (!strcmp(what, "heir")) { /* Holds memory, and so does nobody else: its child only has what fork gave it. */
         ptr p; CHECK(cuMemAlloc_v2, &p, (size_t)64 << 20); pid_t child = fork();
