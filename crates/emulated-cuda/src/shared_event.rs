@@ -1,13 +1,15 @@
 //! Events that several processes record and wait for: a page that they share.
 //!
 //! Each record has the next number. The stream in which it was recorded says on the page when it has
-//! come to it; who waits, waits for the number that was the last when it began to wait.
+//! come to it; who waits, waits for the number that was the last when it began to wait. Who recorded is
+//! known by its number at the device, which knows whether it lives: a process id may be of another
+//! namespace, of a process that nobody has waited for, or of the next one with that number.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use muxflow_abi::cuda::result::{CUDA_ERROR_MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY};
@@ -24,8 +26,8 @@ use crate::ffi::{Answer, regardless};
 struct Page {
     recorded: AtomicU64,
     completed: AtomicU64,
-    /// Who recorded last.
-    recorder: AtomicI32,
+    /// Who recorded last: its number at the device, 0 for nobody.
+    recorder: AtomicU32,
 }
 
 const PAGE_BYTES: usize = 4096;
@@ -34,26 +36,30 @@ const PAGE_BYTES: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct SharedEvent {
     mapping: Mapping,
-    /// Process and number: its name on the node.
+    gpu: &'static Gpu,
+    /// Client at the device and number: its name there.
     pub name: [u64; 2],
+    /// Who recorded and was there, and the device's losses up to then.
+    seen: AtomicU64,
 }
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-fn path(device: &Device, [pid, number]: [u64; 2]) -> Answer<PathBuf> {
-    Ok(driver::node()?.gpu(device.index).join(format!("event-{pid}-{number}")))
+fn path(device: &Device, name: [u64; 2]) -> Answer<PathBuf> {
+    Ok(driver::node()?.shared_event(device.index, name))
 }
 
-fn map(file: &File, name: [u64; 2]) -> Answer<&'static SharedEvent> {
+fn map(file: &File, name: [u64; 2], gpu: &'static Gpu) -> Answer<&'static SharedEvent> {
     let mapping =
         Mapping::shared(file.as_fd(), PAGE_BYTES).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
     // Work in streams refers to it; it is small and stays.
-    Ok(Box::leak(Box::new(SharedEvent { mapping, name })))
+    Ok(Box::leak(Box::new(SharedEvent { mapping, gpu, name, seen: AtomicU64::new(0) })))
 }
 
 /// A new one of this process.
-pub(crate) fn create(device: &Device) -> Answer<&'static SharedEvent> {
-    let name = [std::process::id().into(), NEXT.fetch_add(1, Ordering::Relaxed)];
+pub(crate) fn create(device: &'static Device) -> Answer<&'static SharedEvent> {
+    let gpu = device.gpu()?;
+    let name = [gpu.id.into(), NEXT.fetch_add(1, Ordering::Relaxed)];
     let path = path(device, name)?;
     let made = || -> std::io::Result<File> {
         let mut options = OpenOptions::new();
@@ -63,13 +69,13 @@ pub(crate) fn create(device: &Device) -> Answer<&'static SharedEvent> {
         file.set_len(PAGE_BYTES as u64)?;
         Ok(file)
     };
-    map(&made().map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?, name)
+    map(&made().map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?, name, gpu)
 }
 
 /// One of another process.
-pub(crate) fn open(device: &Device, name: [u64; 2]) -> Answer<&'static SharedEvent> {
+pub(crate) fn open(device: &'static Device, name: [u64; 2]) -> Answer<&'static SharedEvent> {
     let file = OpenOptions::new().read(true).write(true).open(path(device, name)?);
-    map(&file.map_err(|_| CUDA_ERROR_MAP_FAILED)?, name)
+    map(&file.map_err(|_| CUDA_ERROR_MAP_FAILED)?, name, device.gpu()?)
 }
 
 impl SharedEvent {
@@ -81,13 +87,12 @@ impl SharedEvent {
 
     /// Whether this process made it.
     pub(crate) fn is_own(&self) -> bool {
-        self.name[0] == u64::from(std::process::id())
+        self.name[0] == u64::from(self.gpu.id)
     }
 
     /// The number of one more record.
     pub(crate) fn next(&self) -> u64 {
-        let pid = i32::try_from(std::process::id()).unwrap_or(0);
-        self.page().recorder.store(pid, Ordering::Release);
+        self.page().recorder.store(self.gpu.id, Ordering::Release);
         self.page().recorded.fetch_add(1, Ordering::AcqRel) + 1
     }
 
@@ -101,16 +106,27 @@ impl SharedEvent {
         self.page().completed.fetch_max(number, Ordering::AcqRel);
     }
 
-    /// Whether a record was come to. Nobody waits for a process that has died before.
+    /// Whether a record was come to. Nobody waits for a process that has died or was struck before.
     pub(crate) fn is_reached(&self, number: u64) -> bool {
         if self.page().completed.load(Ordering::Acquire) >= number {
             return true;
         }
         let recorder = self.page().recorder.load(Ordering::Acquire);
-        // SAFETY: signal 0 only asks whether the process is there.
-        let gone = unsafe { libc::kill(recorder, 0) } != 0
-            && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
-        gone && recorder > 0
+        recorder != 0 && !self.is_at_work(recorder)
+    }
+
+    /// Whether who recorded may still come there; the device is asked again when it has lost somebody.
+    fn is_at_work(&self, recorder: u32) -> bool {
+        // Read before it is asked: a loss after the answer is seen at the next look.
+        let now = u64::from(self.gpu.losses()) << 32 | u64::from(recorder);
+        if self.seen.load(Ordering::Acquire) == now {
+            return true;
+        }
+        let at_work = self.gpu.is_at_work(recorder);
+        if at_work {
+            self.seen.store(now, Ordering::Release);
+        }
+        at_work
     }
 
     /// Waits for a record, or for a fault of the GPU.
@@ -121,7 +137,7 @@ impl SharedEvent {
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
         }
-        Ok(())
+        context::fault(gpu)
     }
 
     /// The event is gone; those who have it open keep their page.

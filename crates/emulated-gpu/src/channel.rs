@@ -165,8 +165,8 @@ pub struct Public {
     pub magic: AtomicU64,
     /// GPU lost, or the device process said goodbye.
     pub gone: AtomicU32,
-    /// Unused.
-    pub reserved: AtomicU32,
+    /// Counts the clients that died or were struck: who waits for one looks again when it changes.
+    pub losses: AtomicU32,
     /// Host time at which device time was zero.
     pub start_ns: AtomicU64,
     /// Device nanoseconds per host nanosecond, as the bits of an `f64`.

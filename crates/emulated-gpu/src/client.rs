@@ -140,6 +140,16 @@ impl Gpu {
         }
     }
 
+    /// Counts the clients of the GPU that died or were struck by a fault.
+    pub fn losses(&self) -> u32 {
+        self.public.losses.load(Ordering::Acquire)
+    }
+
+    /// Whether a client of the GPU is there and may still come to the end of its work.
+    pub fn is_at_work(&self, id: u32) -> bool {
+        self.ask(Kind::Alive, &[id.into()]).is_ok_and(|answer| answer.message.values[0] == 1)
+    }
+
     /// Charges memory to this process.
     pub fn charge(&self, bytes: u64) -> Result<(), u32> {
         self.ask(Kind::Allocate, &[bytes]).map(drop)

@@ -47,6 +47,24 @@ impl Node {
         self.root.join(format!("gpu{index}"))
     }
 
+    /// The page of an event that several processes share: the client at the device that made it, and
+    /// its number there.
+    pub fn shared_event(&self, index: usize, [client, number]: [u64; 2]) -> PathBuf {
+        self.gpu(index).join(format!("event-{client}-{number}"))
+    }
+
+    /// Removes the pages of a client that is gone. Who has one open keeps it.
+    pub(crate) fn remove_shared_events(&self, index: usize, client: u32) {
+        let prefix = format!("event-{client}-");
+        let Ok(files) = std::fs::read_dir(self.gpu(index)) else { return };
+        for file in files.flatten() {
+            let own = file.file_name().as_encoded_bytes().starts_with(prefix.as_bytes());
+            if own && std::fs::remove_file(file.path()).is_err() {
+                // Somebody has cleaned up already.
+            }
+        }
+    }
+
     /// Socket of one GPU's device process.
     pub fn socket(&self, index: usize) -> PathBuf {
         self.gpu(index).join("device.sock")

@@ -54,6 +54,8 @@ pub enum Kind {
     Samples = 15,
     /// `[pid]` of a parent whose connection a forked child must not use: unused by the device.
     Ping = 16,
+    /// `[client id]`: gets `[1]` when that client lives and no fault has struck it.
+    Alive = 17,
 }
 
 /// The fixed part of every message.

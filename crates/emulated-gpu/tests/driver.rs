@@ -1,5 +1,7 @@
 //! The driver as real processes see it.
 
+#[path = "support/device_memory.rs"]
+mod device_memory;
 mod support;
 
 use std::io::{BufRead, BufReader, Write};
@@ -8,19 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use device_memory::used_bytes;
 use muxflow_emulated_gpu::fault::Fault;
 use muxflow_emulated_gpu::launcher::Running;
 use muxflow_emulated_gpu::profile::Profile;
 use support::{built, client, compiled, node, on, output};
-
-/// Bytes in use on the first GPU, asked of the device itself.
-fn used_bytes(node: &Running) -> u64 {
-    use muxflow_emulated_gpu::facts::Stats;
-    use muxflow_emulated_gpu::wire::{Kind, Message, Plain, Socket};
-    let socket = Socket::connect(&node.node().socket(0)).expect("the device listens");
-    let answer = socket.ask(&Message::new(Kind::Stats, &[]), &[], &[]).expect("it answers");
-    Stats::from_bytes(&answer.tail).expect("statistics").used_bytes
-}
 
 #[test]
 fn a_client_gets_right_answers_and_leaves_nothing() {
@@ -80,13 +74,6 @@ fn pending_events_and_virtual_memory_give_their_places_back() {
     assert_eq!(used_bytes(&node), 0);
 }
 
-#[test]
-fn memory_shared_by_descriptor_lives_until_the_last_lets_it_go() {
-    let node = node("t4", 1.0);
-    assert_eq!(output(on(&node, compiled("odd")).arg("descriptor")), "ok");
-    assert_eq!(used_bytes(&node), 0);
-}
-
 /// The files hold `vadd` of `tests/c/client.c`, as NVIDIA's `fatbinary` 13.4 writes it with
 /// `--compress-mode` none, default (Zstandard) and speed (LZ4).
 #[test]
@@ -124,27 +111,6 @@ fn urgent_streams_go_first_within_a_process() {
         }
     }
     panic!("as the urgent one, one of two, and the patient one: {met:?} ms");
-}
-
-#[test]
-fn processes_share_memory_and_an_event() {
-    let node = node("t4", 1.0);
-    let mut lender = on(&node, compiled("odd"));
-    lender.arg("lend").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut lender = lender.spawn().expect("it starts");
-    let mut borrower = on(&node, compiled("odd"));
-    borrower.arg("borrow").stdin(lender.stdout.take().expect("a pipe"));
-    borrower.stdout(lender.stdin.take().expect("a pipe"));
-    let mut borrower = borrower.spawn().expect("it starts");
-    let lent = lender.wait_with_output().expect("it ends");
-    assert_eq!(String::from_utf8_lossy(&lent.stderr).trim(), "ok");
-    assert!(borrower.wait().expect("it ends").success());
-    assert_eq!(used_bytes(&node), 0);
-    let left = std::fs::read_dir(node.node().gpu(0)).expect("its directory");
-    let left = left.filter(|f| {
-        f.as_ref().is_ok_and(|f| f.file_name().as_encoded_bytes().starts_with(b"event"))
-    });
-    assert_eq!(left.count(), 0, "the event's page is gone");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::memory::{self, Nature};
 /// What is in a handle: mark, client at the device, offset in its heap, bytes, PCI bus.
 const MARK: u64 = 0x4970_634d_7546_6c31;
 
-/// The same for events: mark, process, its number there, PCI bus.
+/// The same for events: mark, client at the device, its number there, PCI bus.
 const EVENT_MARK: u64 = 0x4970_6345_7546_6c31;
 
 fn words(of: &[c_char; 64]) -> [u64; 5] {
@@ -61,20 +61,20 @@ api! {
     }
     fn cuIpcGetEventHandle(out: Out<CUipcEventHandle>, event: Handle<Event>) {
         let it = event.get()?;
-        let [pid, number] = it.shared_name()?;
-        let words = [EVENT_MARK, pid, number, it.gpu.facts.pci[1].into()];
+        let [client, number] = it.shared_name()?;
+        let words = [EVENT_MARK, client, number, it.gpu.facts.pci[1].into()];
         out.put(CUipcEventHandle { reserved: from_words(&words) })
     }
     fn cuIpcOpenEventHandle(out: Out<Handle<Event>>, handle: CUipcEventHandle) {
         let it = context::current()?;
-        let [mark, pid, number, bus, _] = words(&handle.reserved);
+        let [mark, client, number, bus, _] = words(&handle.reserved);
         if !out.is_given() || mark != EVENT_MARK || bus != u64::from(it.gpu.facts.pci[1]) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        if pid == u64::from(std::process::id()) {
+        if client == u64::from(it.gpu.id) {
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         }
-        out.put(event::open([pid, number])?)
+        out.put(event::open([client, number])?)
     }
     fn cuIpcOpenMemHandle(out: Out<CUdeviceptr>, handle: CUipcMemHandle, _flags: c_uint) {
         open(out, handle)

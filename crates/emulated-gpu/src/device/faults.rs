@@ -152,6 +152,7 @@ impl Device {
             }
             self.engine.abort_client(*key);
         }
+        self.public.losses.fetch_add(1, Ordering::Release);
         self.run_up_to_now();
     }
 

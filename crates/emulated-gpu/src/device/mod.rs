@@ -360,6 +360,10 @@ impl Device {
             if peer.contexts > 0 {
                 self.tell_server_of_peer(&peer, event::MPS_LEFT);
             }
+            if peer.role == Role::Client {
+                self.node.remove_shared_events(self.facts.index as usize, key);
+                self.public.losses.fetch_add(1, Ordering::Release);
+            }
         }
     }
 }

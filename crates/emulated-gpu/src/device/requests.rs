@@ -81,6 +81,10 @@ impl Device {
                 Some(heap) => (Message::reply(0, &[]), Vec::new(), vec![heap]),
                 None => plain(code::INVALID_VALUE, &[]),
             };
+        } else if is(Kind::Alive) {
+            let other = v[0] as u32;
+            let alive = self.channel(other).is_some() && self.fault_of(other) == 0;
+            return plain(0, &[alive.into()]);
         } else if is(Kind::Stats) {
             self.catch_up();
             let facts = self.facts;
