@@ -108,7 +108,7 @@ impl Gpu {
         Ok(Kernel(function))
     }
 
-    /// Memory on the device, set to zero.
+    /// Memory on the device; what is in it is not known before it is written.
     pub fn allocate(&self, bytes: usize) -> anyhow::Result<Buffer<'_>> {
         let mut address = 0;
         call!(self, "cuMemAlloc_v2", fn(*mut u64, usize), &raw mut address, bytes);

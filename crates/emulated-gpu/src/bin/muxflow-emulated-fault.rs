@@ -14,7 +14,7 @@ const USAGE: &str =
            faults of all kinds at random moments, MS apart in the mean; the seed says which and when;
            `deadly` lets those come that strike everybody on the GPU (XID 48, 79, 95)
 FAULT: xid N | kill-propagates PCT | mps-crash | mps-hang | throttle MHZ | memory-burst MIB |
-       nvml-block | nvml-unblock | nvml-error N | sensor-lie PCT | off-bus | reset";
+       nvml-block | nvml-unblock | nvml-error N | dcgm-error N | sensor-lie PCT | off-bus | reset";
 
 struct Wanted {
     node: Node,
