@@ -18,7 +18,7 @@ pub enum Fault {
     MpsHang,
     /// The clock is held at this many MHz; 0 lets it go.
     Throttle(u32),
-    /// This many MiB of memory are taken by somebody; 0 gives them back.
+    /// This many MiB of memory are taken by somebody, or as many as are free; 0 gives them back.
     MemoryBurst(u32),
     /// NVML calls about this GPU block; `false` lets them go on.
     NvmlBlock(bool),

@@ -1,15 +1,19 @@
 //! What breaks on demand: each XID as its clients, NVML and the kernel log see it, faults by seed, and
 //! NVML that blocks or fails.
 
+#[path = "support/device_memory.rs"]
+mod device_memory;
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use device_memory::used_bytes;
 use muxflow_emulated_gpu::client::{Allowance, Gpu};
 use muxflow_emulated_gpu::fault::{Fault, XIDS};
 use muxflow_emulated_gpu::launcher::Running;
+use muxflow_emulated_gpu::profile::Profile;
 use support::{built, client, compiled, node, on, output};
 
 /// Starts a program and waits for its first line.
@@ -163,13 +167,7 @@ fn a_reset_gives_all_memory_back_and_a_far_future_is_no_overflow() {
     let mut command = on(&node, built().join("muxflow-emulated-fault"));
     assert_eq!(output(command.args(["--after", &u64::MAX.to_string(), "xid", "79"])), "");
     let (mut child, _lines) = pushed(&node, "0");
-    let used = || {
-        use muxflow_emulated_gpu::facts::Stats;
-        use muxflow_emulated_gpu::wire::{Kind, Message, Plain, Socket};
-        let socket = Socket::connect(&node.node().socket(0)).expect("the device listens");
-        let answer = socket.ask(&Message::new(Kind::Stats, &[]), &[], &[]).expect("it answers");
-        Stats::from_bytes(&answer.tail).expect("statistics").used_bytes
-    };
+    let used = || used_bytes(&node);
     assert!(used() > 100 << 20, "its context");
     let beside = Gpu::connect(node.node(), 0, Allowance::default()).expect("another client");
     beside.context(1).expect("a context");
@@ -181,6 +179,31 @@ fn a_reset_gives_all_memory_back_and_a_far_future_is_no_overflow() {
     child.kill().expect("it lives");
     child.wait().expect("it ends");
     assert_eq!(output(on(&node, client()).arg("check")), "ok");
+}
+
+/// Never more than there is, and on the account of who was named.
+#[test]
+fn a_burst_takes_what_is_free_and_goes_with_its_client() {
+    let node = node("t4", 1.0);
+    let mut child = pushed(&node, "0");
+    let pid = child.0.id().to_string();
+    let own = used_bytes(&node);
+    let nvml = || output(on(&node, compiled("nvml")).arg("memory"));
+    let burst = |arguments: &[&str]| {
+        let mut command = on(&node, built().join("muxflow-emulated-fault"));
+        command.args(arguments).output().expect("it runs").status.success()
+    };
+    let total = Profile::parse(Profile::built_in_text("t4").expect("a profile"));
+    let total = total.expect("it is sound").facts.memory_bytes[0];
+    assert!(burst(&["memory-burst", "1000000"]));
+    assert_eq!(nvml(), format!("0 {total} {own}"), "free, used, and what the client holds");
+    assert!(!burst(&["--pid", "1", "memory-burst", "1024"]), "it is not on this GPU");
+    assert!(burst(&["--pid", &pid, "memory-burst", "1024"]));
+    let both = own + (1 << 30);
+    assert_eq!(nvml(), format!("{} {both} {both}", total - both));
+    child.0.kill().expect("it lives");
+    child.0.wait().expect("it ends");
+    assert_eq!(used_bytes(&node), 0);
 }
 
 #[test]

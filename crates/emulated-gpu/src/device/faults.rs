@@ -27,7 +27,8 @@ pub(super) struct State {
     pub dcgm_error: u32,
     pub sensor_lie_pct: u32,
     pub recovery_action: u32,
-    pub burst_bytes: u64,
+    /// Bytes that somebody wants, and which client that is; 0 for nobody who is known.
+    pub burst: (u64, u32),
     pub kill_propagates_pct: u32,
     pub faulted_servers: BTreeSet<i32>,
     /// Those that died. Kept rather than asking who is there: a process that calls itself a client of
@@ -51,7 +52,7 @@ impl State {
             dcgm_error: 0,
             sensor_lie_pct: 0,
             recovery_action: 0,
-            burst_bytes: 0,
+            burst: (0, 0),
             kill_propagates_pct: 0,
             faulted_servers: BTreeSet::new(),
             dead_servers: BTreeSet::new(),
@@ -106,13 +107,23 @@ impl Device {
                 self.engine.clock_cap_mhz = (mhz > 0).then_some(f64::from(mhz));
                 self.engine.rates_changed();
             }
-            Fault::MemoryBurst(mib) => self.state.burst_bytes = u64::from(mib) << 20,
+            Fault::MemoryBurst(mib) => return self.burst(u64::from(mib) << 20, pid),
             Fault::NvmlBlock(on) => self.state.nvml_blocked = on,
             Fault::NvmlError(error) => self.state.nvml_error = error,
             Fault::DcgmError(error) => self.state.dcgm_error = error,
             Fault::SensorLie(pct) => self.state.sensor_lie_pct = pct,
             Fault::Reset => self.reset(),
         }
+        0
+    }
+
+    /// Somebody wants this much memory: the client that is named, or one that nobody knows.
+    fn burst(&mut self, bytes: u64, pid: i32) -> u32 {
+        let named = self.clients(|p| p.pid == pid && p.contexts > 0).first().copied();
+        if pid != 0 && bytes > 0 && named.is_none() {
+            return code::INVALID_VALUE;
+        }
+        self.state.burst = (bytes, named.unwrap_or(0));
         0
     }
 

@@ -361,6 +361,9 @@ impl Device {
                 self.tell_server_of_peer(&peer, event::MPS_LEFT);
             }
             if peer.role == Role::Client {
+                if self.state.burst.1 == key {
+                    self.state.burst = (0, 0);
+                }
                 self.node.remove_shared_events(self.facts.index as usize, key);
                 self.public.losses.fetch_add(1, Ordering::Release);
             }

@@ -70,7 +70,7 @@ impl Device {
             }
             return plain(0, &[]);
         } else if is(Kind::MemoryInfo) {
-            let own = self.peers.get(&key).map_or(0, |p| p.used_bytes);
+            let own = self.bytes_of(key);
             let (free, total) = self.memory_seen_by(key);
             return plain(0, &[free, total, own]);
         } else if is(Kind::Context) {
@@ -176,8 +176,25 @@ impl Device {
         (Message::reply(0, &[u64::from(key)]), tail, vec![public, channel_fd, doorbell])
     }
 
-    pub(super) fn used_bytes(&self) -> u64 {
-        self.peers.values().map(|p| p.used_bytes).sum::<u64>() + self.state.burst_bytes
+    /// What was allocated.
+    fn allocated_bytes(&self) -> u64 {
+        self.peers.values().map(|p| p.used_bytes).sum()
+    }
+
+    /// What a burst has got of what it wants: all that is free, and what gets free meanwhile.
+    fn burst_bytes(&self) -> u64 {
+        let free = self.facts.memory_bytes[0].saturating_sub(self.allocated_bytes());
+        self.state.burst.0.min(free)
+    }
+
+    fn used_bytes(&self) -> u64 {
+        self.allocated_bytes() + self.burst_bytes()
+    }
+
+    /// What a client holds, with a burst of its own.
+    fn bytes_of(&self, key: u32) -> u64 {
+        let burst = if self.state.burst.1 == key { self.burst_bytes() } else { 0 };
+        self.peers.get(&key).map_or(0, |p| p.used_bytes) + burst
     }
 
     fn memory_seen_by(&self, key: u32) -> (u64, u64) {
@@ -185,7 +202,7 @@ impl Device {
         let free = total.saturating_sub(self.used_bytes());
         match self.peers.get(&key) {
             Some(p) if p.limit_bytes != u64::MAX => {
-                (free.min(p.limit_bytes.saturating_sub(p.used_bytes)), total)
+                (free.min(p.limit_bytes.saturating_sub(self.bytes_of(key))), total)
             }
             _ => (free, total),
         }
@@ -349,7 +366,7 @@ impl Device {
             all.push(Process {
                 pid: peer.pid as u32,
                 server_pid: peer.server_pid as u32,
-                used_bytes: peer.used_bytes,
+                used_bytes: self.bytes_of(*key),
                 utilisation_pct: [(busy * 100.0).round() as u32, (dram * 100.0).round() as u32],
                 time_ns: changed_ns as u64,
                 sm_cap_thousandths: (peer.sm_cap * 1000.0) as u32,

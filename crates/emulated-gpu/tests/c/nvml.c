@@ -56,6 +56,10 @@ int main(int argc, char **argv) {
         CHECK(nvmlDeviceGetComputeRunningProcesses_v3, device, &n, list); for (unsigned i = 0; i < n; i++) printf("%u ", list[i].pid); n = 16;
         printf("| "); CHECK(nvmlDeviceGetMPSComputeRunningProcesses_v3, device, &n, list); for (unsigned i = 0; i < n; i++) printf("%u ", list[i].pid);
         puts(""); return 0; }
+    if (argc > 1 && !strcmp(argv[1], "memory")) { /* Bytes that are free, in use, and held by the first process. */
+        struct { unsigned version; unsigned long long total, reserved, free, used; } all = {40 | 2 << 24}; CHECK(nvmlDeviceGetMemoryInfo_v2, device, &all);
+        struct { unsigned pid; unsigned long long bytes; unsigned instance, compute; } list[16]; unsigned n = 16; CHECK(nvmlDeviceGetComputeRunningProcesses_v3, device, &n, list);
+        printf("%llu %llu %llu\n", all.free, all.used, n ? list[0].bytes : 0); return 0; }
     if (argc > 2 && !strcmp(argv[1], "poll")) { poll_all(device, atof(argv[2])); return 0; }
     if (argc > 1 && !strcmp(argv[1], "pcie")) { unsigned tx, rx; CHECK(nvmlDeviceGetPcieThroughput, device, 0, &tx); CHECK(nvmlDeviceGetPcieThroughput, device, 1, &rx); printf("%u %u\n", tx, rx); return 0; }
     CHECK(nvmlEventSetCreate, &set);
