@@ -16,7 +16,10 @@ use crate::work::Work;
 #[derive(Debug, Clone)]
 pub(crate) enum Task {
     Work(Work),
-    Child(Arc<Vec<Task>>),
+    /// A graph that belongs to the node, a copy of the one that it was given.
+    Child(Handle<Graph>),
+    /// The same in a graph that can be launched: nobody changes it any more.
+    Inner(Arc<Vec<Task>>),
     Record(Handle<Event>),
     Wait(Handle<Event>),
     /// Memory at this address.
@@ -33,13 +36,40 @@ impl Task {
             Task::Work(Work::Copy(_)) => 1,
             Task::Work(Work::Fill(_)) => 2,
             Task::Work(Work::Host(_)) => 3,
-            Task::Child(_) => 4,
+            Task::Child(_) | Task::Inner(_) => 4,
             Task::Wait(_) => 6,
             Task::Record(_) => 7,
             Task::Allocate(_) => 10,
             Task::Free(_) => 11,
             Task::Work(Work::Write(..) | Work::WaitValue(..)) => 12,
             Task::Work(_) | Task::Empty => 5,
+        }
+    }
+
+    /// For a copy of its node: a graph of its own is copied along.
+    fn copy(&self) -> Answer<Task> {
+        match self {
+            Task::Child(graph) => Ok(Task::Child(graph.get()?.copy()?)),
+            other => Ok(other.clone()),
+        }
+    }
+
+    /// As it is now, whatever becomes of its node.
+    pub(crate) fn fixed(&self) -> Answer<Task> {
+        match self {
+            Task::Child(graph) => Ok(Task::Inner(Arc::new(graph.get()?.tasks()?))),
+            other => Ok(other.clone()),
+        }
+    }
+
+    /// It is needed no more. Memory stays: it is of the graph that this one was copied from.
+    pub(crate) fn discard(&self) {
+        let Task::Child(graph) = self else { return };
+        let Ok(it) = graph.destroy() else { return };
+        for node in lock(&it.nodes).drain(..) {
+            if let Ok(node) = node.destroy() {
+                lock(&node.task).discard();
+            }
         }
     }
 }
@@ -225,7 +255,7 @@ impl Graph {
 
     /// Its tasks in order, for use inside another graph.
     pub(crate) fn tasks(&self) -> Answer<Vec<Task>> {
-        self.ordered()?.into_iter().map(|n| Ok(lock(&n.get()?.task).clone())).collect()
+        self.ordered()?.into_iter().map(|n| lock(&n.get()?.task).fixed()).collect()
     }
 
     fn steps(&self) -> Answer<Vec<Step>> {
@@ -234,7 +264,7 @@ impl Graph {
             let it = node.get()?;
             let place = |d: &Handle<Node>| ordered.iter().position(|o| o == d);
             let after = lock(&it.after).iter().filter_map(place).collect();
-            Ok(Step { node: *node, task: lock(&it.task).clone(), enabled: true, after })
+            Ok(Step { node: *node, task: lock(&it.task).fixed()?, enabled: true, after })
         };
         ordered.iter().map(step).collect()
     }
@@ -247,7 +277,7 @@ impl Graph {
             let old = node.get()?;
             let find = |d: &Handle<Node>| pairs.iter().find(|(o, _)| o == d).map(|(_, n)| *n);
             let after = lock(&old.after).iter().filter_map(find).collect();
-            let new = add_copy(graph, after, lock(&old.task).clone(), Some(node))?;
+            let new = add_copy(graph, after, lock(&old.task).copy()?, Some(node))?;
             pairs.push((node, new));
         }
         Ok(graph)
@@ -309,7 +339,8 @@ impl Executable {
 fn submit(task: &Task, stream: &'static Stream) -> Answer {
     match task {
         Task::Work(work) => stream.submit(work.clone()).map(drop),
-        Task::Child(tasks) => tasks.iter().try_for_each(|t| submit(t, stream)),
+        Task::Child(graph) => graph.get()?.tasks()?.iter().try_for_each(|t| submit(t, stream)),
+        Task::Inner(tasks) => tasks.iter().try_for_each(|t| submit(t, stream)),
         Task::Record(event) => event.get()?.record(stream),
         Task::Wait(event) => event.get()?.hold(stream),
         // Memory of a graph is there as long as the graph: see `docs/emulated-gpu.md`.

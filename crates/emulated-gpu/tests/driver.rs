@@ -30,6 +30,12 @@ fn odd_uses_get_the_answers_that_the_interface_promises() {
     assert_eq!(used_bytes(&node), 0);
 }
 
+#[test]
+fn a_graph_within_a_graph_can_be_read_back_and_changed() {
+    let node = node("t4", 1.0);
+    assert_eq!(output(&mut on(&node, compiled("nested"))), "ok");
+}
+
 /// Waiting for the context, freeing and the legacy stream wait for work that outlives its stream.
 #[test]
 fn work_of_a_stream_that_is_gone_is_waited_for() {

@@ -85,9 +85,10 @@ fn link(from: In<Handle<Node>>, to: In<Handle<Node>>, count: usize, add: bool) -
 fn destroy(handle: Handle<Graph>) -> Answer {
     let it = handle.destroy()?;
     for node in lock(&it.nodes).drain(..) {
-        if let Ok(node) = node.destroy()
-            && let Task::Allocate(address) = *lock(&node.task)
-        {
+        let Ok(node) = node.destroy() else { continue };
+        let task = lock(&node.task);
+        task.discard();
+        if let Task::Allocate(address) = *task {
             // Freed by hand before, perhaps.
             regardless(memory::free(address));
         }
@@ -189,7 +190,7 @@ api! {
         if graph.has_memory()? {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        node.destroy()?;
+        lock(&node.destroy()?.task).discard();
         let mut nodes = lock(&graph.nodes);
         nodes.retain(|n| *n != node);
         for other in nodes.iter() {

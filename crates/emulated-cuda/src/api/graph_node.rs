@@ -1,7 +1,6 @@
 //! `cuGraphAdd*Node` and the parameters of nodes.
 
 use std::ffi::{c_uint, c_void};
-use std::sync::Arc;
 
 use muxflow_abi::cuda::result::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use muxflow_abi::cuda::{
@@ -106,7 +105,7 @@ fn copy(p: &CUDA_MEMCPY3D) -> Answer<Task> {
 }
 
 fn child(handle: Handle<Graph>) -> Answer<Task> {
-    Ok(Task::Child(Arc::new(handle.get()?.tasks()?)))
+    Ok(Task::Child(handle.get()?.copy()?))
 }
 
 fn allocation(bytes: usize) -> Answer<(Task, u64)> {
@@ -131,16 +130,18 @@ pub(crate) fn set(node: Handle<Node>, task: Task) -> Answer {
     if place.kind() != task.kind() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    *place = task;
+    std::mem::replace(&mut *place, task).discard();
     Ok(())
 }
 
 pub(crate) fn set_exec(exec: Handle<Executable>, node: Handle<Node>, task: Task) -> Answer {
+    let fixed = task.fixed()?;
+    task.discard();
     let mut fits = false;
     exec.get()?.change(node, |s| {
-        fits = s.task.kind() == task.kind();
+        fits = s.task.kind() == fixed.kind();
         if fits {
-            s.task = task;
+            s.task = fixed;
         }
     })?;
     if fits { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }

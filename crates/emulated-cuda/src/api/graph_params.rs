@@ -118,6 +118,12 @@ fn awaited(task: &Task) -> Option<Handle<Event>> {
 }
 
 api! {
+    fn cuGraphChildGraphNodeGetGraph(node: Handle<Node>, out: Out<Handle<Graph>>) {
+        match *lock(&node.get()?.task) {
+            Task::Child(graph) => out.put(graph),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
     fn cuGraphKernelNodeGetParams(node: Handle<Node>, out: Out<CUDA_KERNEL_NODE_PARAMS>) { kernel_v1(node, out) }
     fn cuGraphKernelNodeGetParams_v2(node: Handle<Node>, out: Out<CUDA_KERNEL_NODE_PARAMS>) { out.put(kernel(node)?) }
     fn cuGraphMemcpyNodeGetParams(node: Handle<Node>, out: Out<CUDA_MEMCPY3D>) {
