@@ -8,6 +8,7 @@
 
 mod look;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -89,18 +90,26 @@ pub struct Cgroups {
     unused: Vec<PathBuf>,
 }
 
-/// Reads a list such as `0-3,8` into processor numbers.
+/// Processors that a list may name, and numbers that it may hold, those that come again counted again.
+const MOST_CPUS: usize = 65_536;
+
+/// Reads a list such as `0-3,8` into processor numbers, each once. The list may come from anybody:
+/// what it takes to read one does not grow with how often it repeats itself.
 pub fn parse_cpus(list: &str) -> Option<Vec<usize>> {
-    let mut cpus = Vec::new();
+    let (mut cpus, mut named) = (BTreeSet::new(), 0);
     for part in list.trim().split(',').filter(|p| !p.is_empty()) {
         let (from, to) = part.split_once('-').unwrap_or((part, part));
         let (from, to) = (from.trim().parse::<usize>().ok()?, to.trim().parse::<usize>().ok()?);
-        if to < from || to > 65_535 {
+        if to < from || to >= MOST_CPUS {
+            return None;
+        }
+        named += to - from + 1;
+        if named > MOST_CPUS {
             return None;
         }
         cpus.extend(from..=to);
     }
-    (!cpus.is_empty()).then_some(cpus)
+    (!cpus.is_empty()).then(|| cpus.into_iter().collect())
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

@@ -32,6 +32,10 @@ fn cpu_lists_are_read() {
     for bad in ["", "a", "3-1", "1-", "0-99999999"] {
         assert_eq!(parse_cpus(bad), None, "{bad}");
     }
+    assert_eq!(parse_cpus("3,0-3,2"), Some(vec![0, 1, 2, 3]), "each once");
+    assert_eq!(parse_cpus("0-65535").map(|all| all.len()), Some(65_536));
+    // Written out, this would be many times the memory of the machine.
+    assert_eq!(parse_cpus(&"0-65535,".repeat(100_000)), None);
 }
 
 proptest! {

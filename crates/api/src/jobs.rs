@@ -50,9 +50,11 @@ pub struct JobSubmit {
     pub gpus: u32,
     /// GPU types it may use, such as `T4`; empty means any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 64)]
     pub gpu_types: Vec<String>,
     /// Processors it may use, such as `0-3,8`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 1024)]
     pub cpus: Option<String>,
     /// Host memory it may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,6 +1,6 @@
 //! Checks a submission and makes jobs of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use muxflow_agent::cgroup;
 use muxflow_api::jobs::{ArrayRange, Checkpoint, JobSubmit};
@@ -9,8 +9,15 @@ use muxflow_types::{GpuType, WorkloadName};
 
 use crate::error::{ManagerError, Result};
 
-/// Arguments and variables together: the kernel refuses much more than this.
+/// Arguments and variables together: the kernel refuses much more than this. Nor does the whole take
+/// more as it is kept, for every plan reads it.
 const MOST_BYTES: usize = 256 << 10;
+/// Program and arguments.
+const MOST_WORDS: usize = 4096;
+/// GPU types that a job may name: every plan copies them.
+const MOST_TYPES: usize = 64;
+/// A list of processors: more than a hundred ranges fit.
+const MOST_CPUS_BYTES: usize = 1 << 10;
 /// Jobs in one array.
 pub const MOST_IN_ARRAY: u64 = 10_000;
 /// What all jobs of one array take in the store: each keeps its own copy.
@@ -33,20 +40,8 @@ pub fn check(submit: &JobSubmit) -> Result<()> {
             ),
         );
     }
-    if submit.command.first().is_none_or(String::is_empty) {
-        return invalid("command", "give the program and its arguments");
-    }
-    text_check("command", submit.command.iter())?;
-    environment_check(&submit.env)?;
+    command_check(submit)?;
     path_check("cwd", &submit.cwd)?;
-    let bytes = submit.command.iter().map(|word| word.len() + 1).sum::<usize>()
-        + submit.env.iter().map(|(name, value)| name.len() + value.len() + 2).sum::<usize>();
-    if bytes > MOST_BYTES {
-        return invalid(
-            "command",
-            format!("arguments and variables take {bytes} bytes; at most {MOST_BYTES} are allowed"),
-        );
-    }
     if let Some(name) = &submit.name
         && (name.is_empty() || name.chars().count() > 100 || name.chars().any(char::is_control))
     {
@@ -67,20 +62,83 @@ pub fn check(submit: &JobSubmit) -> Result<()> {
     if let Some(checkpoint) = &submit.checkpoint {
         checkpoint_check(checkpoint)?;
     }
-    for (index, name) in submit.gpu_types.iter().enumerate() {
-        GpuType::new(name).map_err(|error| {
-            ManagerError::invalid(format!("gpu_types[{index}]"), error.to_string())
-        })?;
-    }
-    if let Some(list) = &submit.cpus
-        && cgroup::parse_cpus(list).is_none()
-    {
-        return invalid("cpus", format!("`{list}` is no list of processors such as `0-3,8`"));
+    types_check(&submit.gpu_types)?;
+    if let Some(list) = &submit.cpus {
+        processor_list_check(list)?;
     }
     if let Some(array) = submit.array {
         array_check(array)?;
     }
+    whole_check(submit)
+}
+
+fn command_check(submit: &JobSubmit) -> Result<()> {
+    if submit.command.first().is_none_or(String::is_empty) {
+        return invalid("command", "give the program and its arguments");
+    }
+    let words = submit.command.len();
+    if words > MOST_WORDS {
+        return invalid("command", format!("{words} words; at most {MOST_WORDS} are allowed"));
+    }
+    text_check("command", submit.command.iter())?;
+    environment_check(&submit.env)?;
+    let bytes = submit.command.iter().map(|word| word.len() + 1).sum::<usize>()
+        + submit.env.iter().map(|(name, value)| name.len() + value.len() + 2).sum::<usize>();
+    if bytes > MOST_BYTES {
+        return invalid(
+            "command",
+            format!("arguments and variables take {bytes} bytes; at most {MOST_BYTES} are allowed"),
+        );
+    }
     Ok(())
+}
+
+fn types_check(types: &[String]) -> Result<()> {
+    if types.len() > MOST_TYPES {
+        let problem = format!("{} types; at most {MOST_TYPES} are allowed", types.len());
+        return invalid("gpu_types", problem);
+    }
+    for (index, name) in types.iter().enumerate() {
+        GpuType::new(name).map_err(|error| {
+            ManagerError::invalid(format!("gpu_types[{index}]"), error.to_string())
+        })?;
+    }
+    Ok(())
+}
+
+/// Before it is read: a short list already stands for many processors.
+fn processor_list_check(list: &str) -> Result<()> {
+    if list.len() > MOST_CPUS_BYTES {
+        let problem = format!("{} bytes; at most {MOST_CPUS_BYTES} are allowed", list.len());
+        return invalid("cpus", problem);
+    }
+    match cgroup::parse_cpus(list) {
+        Some(_) => Ok(()),
+        None => invalid("cpus", format!("`{list}` is no list of processors such as `0-3,8`")),
+    }
+}
+
+/// What is kept of it, all fields together and as it is written.
+fn whole_check(submit: &JobSubmit) -> Result<()> {
+    let bytes = written(submit)?.len();
+    if bytes > MOST_BYTES {
+        return invalid(
+            "command",
+            format!(
+                "the whole submission takes {bytes} bytes as JSON; at most {MOST_BYTES} are allowed: put long arguments and variables into a file"
+            ),
+        );
+    }
+    Ok(())
+}
+
+/// A submission as it is kept: without its array, and each GPU type once.
+fn written(submit: &JobSubmit) -> Result<String> {
+    let mut single = JobSubmit { array: None, ..submit.clone() };
+    let mut seen = BTreeSet::new();
+    single.gpu_types.retain(|name| seen.insert(name.clone()));
+    serde_json::to_string(&single)
+        .map_err(|error| ManagerError::invalid("command", error.to_string()))
 }
 
 /// Checks what this machine must have. A kernel that refuses a processor would refuse it for ever.
@@ -232,10 +290,7 @@ impl Fingerprint {
 pub fn jobs(submit: &JobSubmit) -> Result<Vec<NewJob>> {
     let workload = workload(submit)?;
     let one = |index: Option<u32>| -> Result<NewJob> {
-        let single = JobSubmit { array: None, ..submit.clone() };
-        let submit = serde_json::to_string(&single)
-            .map_err(|error| ManagerError::invalid("command", error.to_string()))?;
-        Ok(NewJob { index, submit, workload: workload.clone() })
+        Ok(NewJob { index, submit: written(submit)?, workload: workload.clone() })
     };
     match submit.array {
         None => Ok(vec![one(None)?]),
@@ -286,13 +341,20 @@ mod tests {
         assert!(refused(|s| s.deadline_s = Some(0)).contains("`deadline_s`"));
         assert!(refused(|s| s.memory_bytes = Some(0)).contains("`memory_bytes`"));
         assert!(refused(|s| s.gpu_types = vec!["T 4".into()]).contains("gpu_types[0]"));
+        assert!(refused(|s| s.gpu_types = vec!["T4".into(); 65]).contains("at most 64"));
         assert!(refused(|s| s.cpus = Some("x".into())).contains("0-3,8"));
+        assert!(refused(|s| s.cpus = Some("0-65535,".repeat(1000))).contains("at most 1024"));
+        assert!(refused(|s| s.cpus = Some("0-65535,".repeat(100))).contains("0-3,8"));
         assert!(refused(|s| s.name = Some("a\nb".into())).contains("`name`"));
         assert!(refused(|s| drop(s.env.insert("A=B".into(), String::new()))).contains("A=B"));
         let range = |first, last| Some(ArrayRange { first, last });
         assert!(refused(|s| s.array = range(3, 2)).contains("other way round"));
         assert!(refused(|s| s.array = range(0, 10_000)).contains("10000"));
         assert!(refused(|s| s.command.push("x".repeat(300_000))).contains("at most 262144"));
+        assert!(refused(|s| s.command = vec!["x".into(); 4097]).contains("at most 4096"));
+        // Six bytes each, as they are kept.
+        let whole = refused(|s| s.command.push("\u{1}".repeat(50_000)));
+        assert!(whole.contains("whole submission") && whole.contains("into a file"), "{whole}");
         let bad = |signal: &str| Checkpoint { dir: None, signal: signal.into(), window_s: 10 };
         assert!(refused(|s| s.checkpoint = Some(bad("KILL"))).contains("USR1"));
     }
@@ -319,6 +381,15 @@ mod tests {
         let mut other = good();
         other.command = vec!["/usr/bin/python3".into(), "train".into(), ".py".into()];
         assert_ne!(workload(&other).unwrap(), one);
+    }
+
+    #[test]
+    fn a_gpu_type_is_kept_once() {
+        let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let submit = JobSubmit { gpu_types: named(&["T4", "A10", "T4"]), ..good() };
+        check(&submit).unwrap();
+        let kept: JobSubmit = serde_json::from_str(&jobs(&submit).unwrap()[0].submit).unwrap();
+        assert_eq!(kept.gpu_types, ["T4", "A10"]);
     }
 
     #[test]
