@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use muxflow_agent::agent::{Agent, AgentHandle, NamedGpu};
 use muxflow_agent::error::AgentError;
@@ -96,6 +97,10 @@ pub struct Up {
     _lock: fs::File,
 }
 
+/// A manager that was killed leaves its lock to what it had forked and not yet made another program of:
+/// that holds it for a moment more.
+const LOCK_WITHIN: Duration = Duration::from_secs(3);
+
 /// Takes a state directory for this manager alone.
 fn lock(dir: &Path) -> Result<fs::File> {
     let failed = |operation, path: &Path| {
@@ -106,8 +111,12 @@ fn lock(dir: &Path) -> Result<fs::File> {
     let path = dir.join("manager.lock");
     let opened = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let opened = opened.map_err(failed("open", &path))?;
-    if !sys::try_lock(&opened).map_err(failed("lock", &path))? {
-        return Err(ManagerError::AnotherManager { path });
+    let deadline = Instant::now() + LOCK_WITHIN;
+    while !sys::try_lock(&opened).map_err(failed("lock", &path))? {
+        if Instant::now() > deadline {
+            return Err(ManagerError::AnotherManager { path });
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
     Ok(opened)
 }
@@ -197,5 +206,25 @@ impl Up {
                 tracing::error!("somebody still holds the agent: jobs are left to their keepers")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_is_given_back_in_a_moment_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = lock(dir.path()).unwrap();
+        let soon = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            drop(held);
+        });
+        let taken = lock(dir.path()).unwrap();
+        soon.join().unwrap();
+        let refused = lock(dir.path()).unwrap_err();
+        assert!(matches!(refused, ManagerError::AnotherManager { .. }), "{refused}");
+        drop(taken);
     }
 }
