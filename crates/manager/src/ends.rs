@@ -52,6 +52,17 @@ fn count_setback(row: &mut JobRow, now: Micros, held: Micros, retry: &RetryParam
     row.not_before = now.saturating_add(retry.wait(row.setbacks, seed_of(row)));
 }
 
+/// Why a job waits or has ended after a run that ended so: somebody's wish counts more than how that
+/// came about, and so does what was written down when it was asked to leave.
+fn reason_after(row: &JobRow, end: End, words: String, keeps: bool, now: Micros) -> String {
+    match (wish(row, now), end) {
+        (Wish::Cancel, _) => format!("{} ({words})", row.reason),
+        (Wish::Expire, End::Stopped | End::Failed { .. }) => format!("{DEADLINE_PASSED} ({words})"),
+        (Wish::None, End::Stopped) if keeps => row.reason.clone(),
+        (Wish::Expire | Wish::None, _) => words,
+    }
+}
+
 fn told(kind: &'static str, gpu: &str, job: Option<&JobId>, text: String) -> NewEvent {
     NewEvent {
         at: clock::now(),
@@ -142,16 +153,8 @@ impl Manager {
             let is_told = row.state == JobState::Checkpointing.as_str() && !row.reason.is_empty();
             let held = now.since(row.changed_at);
             let stepped = advance(change, &mut row, Happening::Ended(end), now, |row| {
-                row.reason = match (wish(row, now), end) {
-                    (Wish::Cancel, _) => format!("{} ({words})", row.reason),
-                    (Wish::Expire, End::Stopped | End::Failed { .. }) => {
-                        format!("{DEADLINE_PASSED} ({words})")
-                    }
-                    (Wish::None, End::Stopped) if doing == Doing::Asked && is_told => {
-                        row.reason.clone()
-                    }
-                    (Wish::Expire | Wish::None, _) => words,
-                };
+                let keeps = doing == Doing::Asked && is_told;
+                row.reason = reason_after(row, end, words, keeps, now);
                 edit(row);
                 row.refusals = 0;
                 match doing {
@@ -207,7 +210,8 @@ impl Manager {
                 return Ok(None);
             };
             let stepped = advance(change, &mut row, Happening::Refused, now, |row| {
-                row.reason = format!("could not be started: {why}");
+                let words = format!("could not be started: {why}");
+                row.reason = reason_after(row, End::Stopped, words, false, now);
                 let doubled = AFTER_REFUSAL.0 << row.refusals.min(16);
                 row.refusals = row.refusals.saturating_add(1);
                 row.not_before = now.saturating_add(Micros(doubled).min(AFTER_REFUSALS));

@@ -138,9 +138,16 @@ impl Watch {
             return Ok(());
         }
         let ended = manager.node.last_exit(&row.id).is_some_and(|exit| exit.run == row.run);
-        if ended || since > lost_after(apply::stop_limits(&views::submit_of(row)?)) {
+        let found = manager.node.found();
+        // Its keeper alone knows how it ended, and says so when there is room on the disk: until then
+        // it may be done, however long that takes.
+        let is_kept = found.contains(&(row.id.clone(), row.run));
+        let lost = || -> Result<bool> {
+            Ok(since > lost_after(apply::stop_limits(&views::submit_of(row)?)))
+        };
+        if ended || (!is_kept && lost()?) {
             let retry = &self.scheduler.settings.retry;
-            manager.settle(row, &[], retry, "the node does not know of it")?;
+            manager.settle(row, &found, retry, "the node does not know of it")?;
             manager.wake(format!("{} was found ended", row.id));
         }
         Ok(())

@@ -192,6 +192,77 @@ fn the_end_of_a_wait_is_seen_however_long_a_look_takes() {
     assert_eq!(wakes.try_iter().count(), 0, "once");
 }
 
+/// After a kill -9 and on a full disk, only its keeper knows how a run ended: it is waited for, and
+/// not begun again meanwhile. A run that nobody keeps is lost after a while.
+#[test]
+fn a_run_that_its_keeper_holds_is_not_taken_for_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = FakeNode::new(dir.path(), vec![gpu(0, None), gpu(1, None)]);
+    let store = dir.path().join("state.db");
+    let (manager, _wakes) =
+        Manager::open(&store, Arc::clone(&node) as _, Settings::default()).unwrap();
+    let [kept, lost] = [0, 1].map(|index| {
+        let id = submit_to(&manager, "/bin/train");
+        let mut row = manager.row(id.as_str()).unwrap();
+        (row.state, row.run) = (JobState::Running.as_str().to_owned(), 1);
+        row.gpu = Some(gpu(index, None).gpu);
+        manager.change(|change| change.put(&row)).unwrap();
+        id
+    });
+    node.finds(&kept, 1);
+    node.finds(&lost, 1);
+    let (settings, speeds) = (crate::scheduler(), Arc::default());
+    manager.reconcile(&settings.retry).unwrap();
+    let seen = |id: &JobId| {
+        let job = manager.job(id.as_str()).unwrap();
+        (job.state, job.run)
+    };
+    assert_eq!(seen(&kept), (JobState::Checkpointing, 1));
+    // Hours pass; of the second one, the node knows nothing any more.
+    for id in [&kept, &lost] {
+        let mut row = manager.row(id.as_str()).unwrap();
+        row.changed_at = Micros(row.changed_at.0 - 6 * 3_600_000_000);
+        manager.change(|change| change.put(&row)).unwrap();
+    }
+    node.loses(&lost);
+    let mut watch =
+        Watch::new(Arc::new(Scheduler { manager: Arc::clone(&manager), settings, speeds }));
+    watch.look().unwrap();
+    assert_eq!(seen(&kept), (JobState::Checkpointing, 1), "its keeper may say that it is done");
+    assert_eq!(seen(&lost).0, JobState::Queued);
+    node.keeps_exit(&kept, Exit { code: Some(0), run: 1, ..Exit::unknown() });
+    watch.look().unwrap();
+    assert_eq!(seen(&kept), (JobState::Done, 1));
+}
+
+/// Whoever cancelled it, or whenever it had to be done: that is why it ended, also when its last start
+/// came to nothing.
+#[test]
+fn a_refused_start_does_not_hide_a_wish() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = FakeNode::new(dir.path(), vec![gpu(0, None)]);
+    let store = dir.path().join("state.db");
+    let (manager, _wakes) = Manager::open(&store, node, Settings::default()).unwrap();
+    let refused = |edit: fn(&mut muxflow_store::jobs::JobRow)| {
+        let id = submit_to(&manager, "/bin/train");
+        let mut row = manager.row(id.as_str()).unwrap();
+        (row.state, row.run) = (JobState::Checkpointing.as_str().to_owned(), 1);
+        edit(&mut row);
+        manager.change(|change| change.put(&row)).unwrap();
+        manager.run_refused(&id, 1, "no room").unwrap();
+        let job = manager.job(id.as_str()).unwrap();
+        (job.state, job.reason)
+    };
+    let (state, reason) = refused(|row| {
+        (row.cancel, row.reason) = (true, "cancelled by root".to_owned());
+    });
+    let words = "cancelled by root (could not be started: no room)";
+    assert_eq!((state, reason.as_str()), (JobState::Cancelled, words));
+    let (state, reason) = refused(|_| {});
+    assert_eq!(state, JobState::Queued);
+    assert!(reason.starts_with("could not be started: no room"), "{reason}");
+}
+
 /// What happened cannot be written down, for minutes; a manager that is told to leave does not wait.
 #[test]
 fn a_full_disk_does_not_keep_the_manager_from_leaving() {

@@ -25,6 +25,7 @@ pub(crate) struct FakeNode {
     gpus: Mutex<Vec<GpuSight>>,
     running: Mutex<BTreeMap<JobId, GpuId>>,
     exits: Mutex<BTreeMap<JobId, Exit>>,
+    found: Mutex<Vec<(JobId, u64)>>,
     tell: Mutex<Sender<(String, Event)>>,
     events: Mutex<Receiver<(String, Event)>>,
     next_look: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -79,6 +80,7 @@ impl FakeNode {
             gpus: Mutex::new(gpus),
             running: Mutex::new(BTreeMap::new()),
             exits: Mutex::new(BTreeMap::new()),
+            found: Mutex::new(Vec::new()),
             tell: Mutex::new(tell),
             events: Mutex::new(events),
             next_look: Mutex::new(None),
@@ -125,6 +127,21 @@ impl FakeNode {
             sight.offline = None;
             sight.placeable = true;
         }
+    }
+
+    /// A run of an earlier manager is on its way out.
+    pub(crate) fn finds(&self, job: &JobId, run: u64) {
+        self.found.lock().unwrap().push((job.clone(), run));
+    }
+
+    /// It is gone, and nothing is left of it.
+    pub(crate) fn loses(&self, job: &JobId) {
+        self.found.lock().unwrap().retain(|(found, _)| found != job);
+    }
+
+    /// The end of a run is written down, and nobody tells.
+    pub(crate) fn keeps_exit(&self, job: &JobId, exit: Exit) {
+        self.exits.lock().unwrap().insert(job.clone(), exit);
     }
 
     pub(crate) fn end(&self, job: &JobId, exit: Exit, reason: Option<StopReason>) {
@@ -188,7 +205,7 @@ impl NodePort for FakeNode {
     }
 
     fn found(&self) -> Vec<(JobId, u64)> {
-        Vec::new()
+        self.found.lock().unwrap().clone()
     }
 
     fn last_exit(&self, job: &JobId) -> Option<Exit> {
