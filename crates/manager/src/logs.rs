@@ -11,7 +11,8 @@ use crate::error::{ManagerError, Result};
 
 /// Reads a piece. Where the output of that offset was thrown away, the piece begins with the oldest
 /// that is kept; where there never was any, with what is written now. A character is never cut in two,
-/// unless the output ends there or is rotated in the middle of it.
+/// unless the output ends there or is rotated in the middle of it; so a limit under four bytes may
+/// never be enough for the next one.
 pub fn read(path: &Path, offset: u64, limit: usize, ended: bool) -> Result<LogPiece> {
     let failed = |source| ManagerError::File { operation: "read", path: path.to_owned(), source };
     let held = Held::take(path).map_err(failed)?;

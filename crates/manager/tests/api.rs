@@ -162,6 +162,7 @@ fn bad_input_is_refused_with_the_field_and_the_remedy() {
         ("/v1/jobs?user=nobody-of-that-name", "no user"),
         ("/v1/jobs?unknown=1", "unknown"),
         ("/v1/jobs/job-1?wait_ms=999999", "20000"),
+        ("/v1/jobs/job-1/logs?limit=3", "4 to 1048576"),
         ("/v1/gpus/7", "no GPU `7`"),
         ("/v1/plan/record", "no plan"),
         ("/v1/nothing", "openapi.json"),
@@ -170,6 +171,9 @@ fn bad_input_is_refused_with_the_field_and_the_remedy() {
         let error = world.client.get::<Value>(path).unwrap_err().to_string();
         assert!(error.contains(words), "{path}: {error}");
     }
+    // More words than a query of the store has places, and each of them stands for several.
+    let often = format!("/v1/jobs?state={}", "open,done,".repeat(6_000));
+    assert!(world.client.get::<JobList>(&often).unwrap().items.is_empty());
     let error = world.client.delete::<Value>("/v1/summary").unwrap_err().to_string();
     assert!(error.contains("no such method"), "{error}");
 }

@@ -64,7 +64,7 @@ pub async fn list(
     _: Caller,
     Query(query): Query<EventQuery>,
 ) -> Result<Json<EventList>, Refusal> {
-    let limit = limit(query.limit, 100, 1000)?;
+    let limit = limit(query.limit, 100, 1..=1000)?;
     let after = query.after.unwrap_or(0);
     let kind = query.kind;
     let mut items = blocking(move || manager.events(after, kind.as_deref(), limit + 1)).await?;

@@ -1,5 +1,7 @@
 //! Jobs: submit, list, look, cancel, output.
 
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,12 +66,14 @@ pub struct ListQuery {
 impl ListQuery {
     fn filter(&self, caller: &Caller) -> Result<JobFilter, ManagerError> {
         let mut filter = JobFilter { array: self.array.clone(), ..JobFilter::default() };
+        // Each once, however often it is named: the query has only so many places.
+        let mut states = BTreeSet::new();
         for word in self.state.iter().flat_map(|list| list.split(',')).filter(|w| !w.is_empty()) {
             match JobState::parse(word) {
-                Some(state) => filter.states.push(state.as_str().to_owned()),
+                Some(state) => drop(states.insert(state.as_str())),
                 None if word == "open" => {
                     let open = JobState::ALL.into_iter().filter(|state| !state.is_final());
-                    filter.states.extend(open.map(|state| state.as_str().to_owned()));
+                    states.extend(open.map(JobState::as_str));
                 }
                 None => {
                     let all = JobState::ALL.map(JobState::as_str).join(", ");
@@ -78,6 +82,7 @@ impl ListQuery {
                 }
             }
         }
+        filter.states = states.into_iter().map(str::to_owned).collect();
         filter.uid = match self.user.as_deref() {
             None => None,
             Some("me") => Some(caller.uid),
@@ -96,16 +101,14 @@ impl ListQuery {
 pub(super) fn limit(
     given: Option<u64>,
     otherwise: usize,
-    most: u64,
+    allowed: RangeInclusive<u64>,
 ) -> Result<usize, ManagerError> {
     match given {
         None => Ok(otherwise),
-        Some(limit) if (1..=most).contains(&limit) => {
-            Ok(usize::try_from(limit).unwrap_or(otherwise))
-        }
+        Some(limit) if allowed.contains(&limit) => Ok(usize::try_from(limit).unwrap_or(otherwise)),
         Some(limit) => Err(ManagerError::invalid(
             "limit",
-            format!("{limit} is out of range; write 1 to {most}"),
+            format!("{limit} is out of range; write {} to {}", allowed.start(), allowed.end()),
         )),
     }
 }
@@ -121,7 +124,7 @@ pub async fn list(
     Query(query): Query<ListQuery>,
 ) -> Result<Json<JobList>, Refusal> {
     let filter = query.filter(&caller)?;
-    let limit = limit(query.limit, 100, 500)?;
+    let limit = limit(query.limit, 100, 1..=500)?;
     let mut page = blocking(move || page(&manager, &filter, limit)).await?;
     page.items = page.items.into_iter().map(|job| as_seen_by(&caller, job)).collect();
     Ok(Json(page))
@@ -228,8 +231,8 @@ pub struct LogQuery {
     stream: Option<String>,
     /// The `next_offset` of the piece before; the beginning when left out.
     offset: Option<u64>,
-    /// At most so many bytes.
-    #[param(minimum = 1, maximum = 1_048_576, default = 65_536)]
+    /// At most so many bytes; a character, which is never cut in two, takes up to four.
+    #[param(minimum = 4, maximum = 1_048_576, default = 65_536)]
     limit: Option<u64>,
     /// Answer when there is something, or after so many milliseconds.
     #[param(maximum = 20_000)]
@@ -254,7 +257,7 @@ pub async fn output(
             return Err(ManagerError::invalid("stream", problem).into());
         }
     };
-    let limit = limit(query.limit, 65_536, 1 << 20)?;
+    let limit = limit(query.limit, 65_536, 4..=1 << 20)?;
     let offset = query.offset.unwrap_or(0);
     let deadline = tokio::time::Instant::now() + wait(query.wait_ms)?;
     loop {
