@@ -280,6 +280,11 @@ fn tokens(list: Vec<RawToken>) -> std::result::Result<Tokens, String> {
                 "{of}.token: at least {SHORTEST_TOKEN} characters without spaces and semicolons"
             ));
         }
+        if tokens.find(&token).is_some() {
+            return Err(format!(
+                "{of}.token: another entry has the same; each stands for one user"
+            ));
+        }
         tokens.insert(token, user);
     }
     Ok(tokens)
@@ -339,6 +344,10 @@ mod tests {
             ("[[token]]\nuser = 'no-such-user-here'\ntoken = '0123456789abcdef'", "token[0].user"),
             ("[[token]]\nuser = 'root'\ntoken = 'short'", "16 characters"),
             ("[[token]]\nuser = 'root'", "token_file"),
+            (
+                "[[token]]\nuser = 'root'\ntoken = '0123456789abcdef'\n[[token]]\nuser = '65534'\ntoken = '0123456789abcdef'",
+                "token[1].token: another entry",
+            ),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("up.toml"), "{text}: {error}");

@@ -72,6 +72,17 @@ fn millis(service: &str, field: &'static str, value: u64) -> Result<Duration, Se
     Err(ServiceError::Declaration { service: service.to_owned(), field, problem })
 }
 
+/// A directory that a kernel could take; whether it is there is seen when a replica starts.
+fn cwd_check(path: &str) -> Result<(), String> {
+    if !path.starts_with('/') {
+        return Err(format!("`{path}` is not an absolute path; begin it with `/`"));
+    }
+    if path.contains('\0') || path.len() > 4096 {
+        return Err("must be at most 4096 bytes, none of them zero".into());
+    }
+    Ok(())
+}
+
 impl ServiceSpec {
     /// Checks a declaration.
     pub fn new(raw: &ServiceDeclaration) -> Result<Self, ServiceError> {
@@ -94,6 +105,7 @@ impl ServiceSpec {
         if names || raw.command.iter().chain(raw.env.values()).any(with_zero) {
             return Err(bad("env", "or `command` has a zero byte, or a name with `=`".into()));
         }
+        cwd_check(raw.cwd.as_deref().unwrap_or("/")).map_err(|problem| bad("cwd", problem))?;
         if raw.min_replicas > raw.max_replicas || raw.max_replicas == 0 || raw.max_replicas > 64 {
             let (min, max) = (raw.min_replicas, raw.max_replicas);
             let problem = format!(
@@ -273,6 +285,9 @@ mod tests {
             (r#"{"name": "a", "command": ["x"], "health": {"path": "x"}}"#, "`health.path`"),
             (r#"{"name": "a", "command": ["x"], "health": {"every_ms": 0}}"#, "`health.every_ms`"),
             (r#"{"name": "a", "command": ["x"], "env": {"A=B": "1"}}"#, "`env`"),
+            (r#"{"name": "a", "command": ["x"], "cwd": ""}"#, "`cwd`"),
+            (r#"{"name": "a", "command": ["x"], "cwd": "here"}"#, "`cwd`"),
+            (r#"{"name": "a", "command": ["x"], "cwd": "/a\u0000b"}"#, "`cwd`"),
             (r#"{"name": "a", "command": ["x"], "user": "no-such-user-here"}"#, "`user`"),
         ] {
             let error = declared(json).unwrap_err().to_string();

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use muxflow_api::service::{ServiceDeclaration, ServiceList, ServiceView};
 
-use super::connect::ConnectArgs;
+use super::connect::{ConnectArgs, escaped};
 use crate::table::Table;
 
 /// Online services behind one port each: declare, list, restart, remove.
@@ -88,9 +88,13 @@ fn nothing() {
     );
 }
 
+/// A service in the path of a request.
+fn path_of(name: &str) -> String {
+    format!("/v1/services/{}", escaped(name))
+}
+
 #[expect(clippy::print_stdout, reason = "the answer of the command")]
 pub(crate) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
-    let path = |name: &str| format!("/v1/services/{name}");
     match &args.what {
         What::Example => print!("{EXAMPLE}"),
         What::Declare { file } => {
@@ -119,11 +123,11 @@ pub(crate) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
         What::Restart { name } => {
             let order = serde_json::json!({});
             let view: ServiceView =
-                args.connect.client()?.post(&format!("{}/restart", path(name)), &order)?;
+                args.connect.client()?.post(&format!("{}/restart", path_of(name)), &order)?;
             println!("{}: {} replicas are replaced one by one", name, view.replicas.len());
         }
         What::Remove { name } => {
-            let view: ServiceView = args.connect.client()?.delete(&path(name))?;
+            let view: ServiceView = args.connect.client()?.delete(&path_of(name))?;
             println!("{} is gone; it answered {} requests", name, view.requests_total);
         }
     }
@@ -138,5 +142,11 @@ mod tests {
     fn the_example_is_a_declaration() {
         let declared: ServiceDeclaration = serde_json::from_str(EXAMPLE).unwrap();
         assert!(muxflow_services::spec::ServiceSpec::new(&declared).is_ok());
+    }
+
+    #[test]
+    fn a_name_cannot_change_what_is_asked_for() {
+        assert_eq!(path_of("web-1"), "/v1/services/web-1");
+        assert_eq!(path_of("../jobs/job-1?x#y z"), "/v1/services/..%2Fjobs%2Fjob-1%3Fx%23y%20z");
     }
 }
