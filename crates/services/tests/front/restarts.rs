@@ -27,18 +27,26 @@ fn replicas_outlive_the_manager_and_are_found_again() {
 #[test]
 fn requests_under_way_are_finished_when_the_manager_leaves() {
     let mut world = World::start(1);
-    let front = world.declare("");
+    // Answers are held back for as long as this is there.
+    let held = world.dir().join("held");
+    std::fs::write(&held, "").unwrap();
+    let front = world.declare(&format!(r#", "env": {{"TEST_HELD": {held:?}}}"#));
     world.wait("ready", |view| ready(view) == 1);
-    let asked: Vec<_> = (0..3).map(|_| std::thread::spawn(move || get(front, "/slow"))).collect();
+    let asked: Vec<_> = (0..3).map(|_| std::thread::spawn(move || get(front, "/held"))).collect();
     world.wait("all are under way", |view| view.replicas[0].outstanding == 3);
+    let release = std::thread::spawn(move || {
+        world::until("nobody listens", || std::net::TcpStream::connect(front).is_err());
+        std::fs::remove_file(held).unwrap();
+    });
     let spare = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let runtime = std::mem::replace(&mut world.runtime, spare);
     let began = std::time::Instant::now();
     world.manager.close(runtime, std::time::Duration::from_secs(30));
     assert!(began.elapsed() < std::time::Duration::from_secs(25), "it waits no longer than needed");
     for one in asked {
-        assert_eq!(one.join().unwrap(), (200, "slow but sure".to_owned()));
+        assert_eq!(one.join().unwrap(), (200, "late but sure".to_owned()));
     }
+    release.join().unwrap();
     assert!(std::net::TcpStream::connect(front).is_err(), "nobody listens");
 }
 

@@ -423,9 +423,12 @@ fn answer(stream: TcpStream, posts: &AtomicU64) -> std::io::Result<()> {
             "/broken" => {
                 return stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhal");
             }
-            "/slow" => {
-                std::thread::sleep(Duration::from_millis(800));
-                "slow but sure".into()
+            "/held" => {
+                let held = PathBuf::from(std::env::var_os("TEST_HELD").unwrap());
+                while held.exists() {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                "late but sure".into()
             }
             "/hang" => {
                 std::thread::sleep(LONG);
