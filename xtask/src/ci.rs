@@ -117,8 +117,11 @@ fn step(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Installs what the tests need and the machine lacks, where that can be done; says what to install
-/// where it cannot.
+/// What root types to install packages; others put `sudo` before it.
+const INSTALL: [&str; 5] = ["apt-get", "install", "-y", "-qq", "--no-install-recommends"];
+
+/// Installs what the tests need and the machine lacks, where that can be done without asking anybody;
+/// says what to install where it cannot.
 fn install_tools() -> anyhow::Result<()> {
     let missing: Vec<&str> = TOOLS
         .iter()
@@ -128,19 +131,49 @@ fn install_tools() -> anyhow::Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    if !works("apt-get", &["--version"]) {
-        bail!("the tests need {}: please install them", missing.join(", "));
+    // SAFETY: plain system call that cannot fail.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let able = works("apt-get", &["--version"]);
+    if !able || !(is_root || works("sudo", &["-n", "apt-get", "--version"])) {
+        bail!(what_to_install(&missing));
     }
-    step(Command::new("apt-get").args(["update", "-qq"]))?;
-    step(
-        Command::new("apt-get")
-            .args(["install", "-y", "-qq", "--no-install-recommends"])
-            .args(&missing),
+    let as_root = |words: &[&str]| {
+        let words = if is_root { words.to_vec() } else { [&["sudo", "-n"], words].concat() };
+        let mut words = words.into_iter();
+        let mut command = Command::new(words.next().unwrap_or("apt-get"));
+        command.args(words);
+        command
+    };
+    let installed = step(&mut as_root(&["apt-get", "update", "-qq"]))
+        .and_then(|()| step(as_root(&INSTALL).args(&missing)));
+    installed.with_context(|| what_to_install(&missing))
+}
+
+/// For a person: what is missing, and the line that installs it on Debian.
+fn what_to_install(missing: &[&str]) -> String {
+    let line = INSTALL.iter().filter(|word| **word != "-qq").copied();
+    let line: Vec<&str> = line.chain(missing.iter().copied()).collect();
+    format!(
+        "the tests need {}: please install them, on Debian with\n  sudo {}",
+        missing.join(", "),
+        line.join(" ")
     )
-    .with_context(|| format!("the tests need {}: please install them", missing.join(", ")))
 }
 
 fn works(tool: &str, args: &[&str]) -> bool {
     let output = Command::new(tool).args(args).stdin(Stdio::null()).output();
     output.is_ok_and(|o| o.status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_to_type_names_every_package() {
+        let said = what_to_install(&["buildah", "man-db"]);
+        assert!(said.starts_with("the tests need buildah, man-db: "), "{said}");
+        let line = "\n  sudo apt-get install -y --no-install-recommends buildah man-db";
+        assert!(said.ends_with(line), "{said}");
+    }
 }
