@@ -214,7 +214,11 @@ impl World {
 
     /// Waits for anything.
     pub(crate) fn until(&self, what: &str, holds: impl Fn() -> bool) {
-        let deadline = Instant::now() + LONG;
+        self.until_within(LONG, what, holds);
+    }
+
+    pub(crate) fn until_within(&self, limit: Duration, what: &str, holds: impl Fn() -> bool) {
+        let deadline = Instant::now() + limit;
         while !holds() {
             assert!(Instant::now() < deadline, "never: {what}\n{}", self.log());
             std::thread::sleep(Duration::from_millis(50));
