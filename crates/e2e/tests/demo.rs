@@ -118,22 +118,39 @@ fn check_frames(text: &str) {
     }
 }
 
-#[test]
-fn the_demo_shows_what_protection_is_worth() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+/// One whole demo: what a person saw, and its result.
+fn whole_demo(seconds: u32) -> (String, serde_json::Value) {
     let dir = tempfile::tempdir().unwrap();
     let (ours, theirs) = terminal();
-    let child = demo(12, &dir, theirs.into());
+    let child = demo(seconds, &dir, theirs.into());
     let pid = child.id();
     let screen = shown(ours);
     let output = child.wait_with_output().unwrap();
     let text = screen.join().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}\n{text}\n{errors}", output.status);
+    let json = std::fs::read_to_string(dir.path().join("result.json")).unwrap();
+    assert_eq!(left_behind(pid, &dir), Vec::<String>::new());
+    (text, serde_json::from_str(&json).unwrap())
+}
+
+/// Both errors happened in both: else a table that looks well would say nothing.
+fn both_errors(phases: &serde_json::Value) -> bool {
+    [1, 2].iter().all(|&phase| phases[phase]["injected"].as_array().unwrap().len() == 2)
+}
+
+#[test]
+fn the_demo_shows_what_protection_is_worth() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // A machine that stands still for seconds, and no GPU has a job when an error is due: another day.
+    let (mut text, mut phases) = whole_demo(20);
+    if !both_errors(&phases) {
+        println!("an error found no job, the day is played again: {phases}");
+        (text, phases) = whole_demo(20);
+    }
+    let json = serde_json::to_string_pretty(&phases).unwrap();
     assert!(text.contains("without protection") && text.contains("errors contained"), "{text}");
     check_frames(&text);
-    let json = std::fs::read_to_string(dir.path().join("result.json")).unwrap();
-    let phases: serde_json::Value = serde_json::from_str(&json).unwrap();
     let [alone, with, without] = [0, 1, 2].map(|index| &phases[index]);
     let number = |phase: &serde_json::Value, field: &str| phase[field].as_f64().unwrap();
     let failed = |phase: &serde_json::Value| -> u64 {
@@ -143,10 +160,7 @@ fn the_demo_shows_what_protection_is_worth() {
     assert_eq!(number(alone, "iterations"), 0.0);
     assert!(number(with, "iterations") > 0.0 && number(without, "iterations") > 0.0, "{json}");
     assert!(number(with, "sm_activity_pct") > number(alone, "sm_activity_pct"), "{json}");
-    // Both errors happened in both: else a table that looks well would say nothing.
-    for phase in [with, without] {
-        assert_eq!(phase["injected"].as_array().unwrap().len(), 2, "{json}");
-    }
+    assert!(both_errors(&phases), "{json}");
     // A job that is ended beside a service costs it nothing.
     let sigterm = &with["injected"][1];
     assert!(sigterm["what"].as_str().unwrap().contains("SIGTERM"), "{json}");
@@ -156,7 +170,6 @@ fn the_demo_shows_what_protection_is_worth() {
     // Its context is lost with the job's, and it is back before the day is over.
     assert!(number(with, "replica_restarts") >= 1.0, "{json}");
     assert!(number(with, "replicas_out_s") < number(without, "replicas_out_s"), "{json}");
-    assert_eq!(left_behind(pid, &dir), Vec::<String>::new());
 }
 
 #[test]

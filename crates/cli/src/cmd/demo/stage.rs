@@ -114,8 +114,17 @@ fn config_text(phase: &Phase) -> anyhow::Result<String> {
     ))
 }
 
-/// The day is compressed, and so are the times of the laws that last longer than seconds.
-const LAWS: &str = "[health]\noverlimit_base_s = 4\noverlimit_cap_s = 16\noverlimit_window_s = 60\n[retry]\nbase_s = 1\ncap_s = 4\n[split]\nlook_every_ms = 3000\nlook_for_ms = 200\n";
+/// The day is compressed, and so are the times of the laws that last longer than seconds. A GPU that
+/// is over its limit is out for a tenth of the day at first: on a short day, too, jobs come back to it
+/// before the next error.
+fn laws(day_s: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to 4")]
+    let out_s = (day_s / 10.0).clamp(1.0, 4.0) as u64;
+    format!(
+        "[health]\noverlimit_base_s = {out_s}\noverlimit_cap_s = {}\noverlimit_window_s = 60\n[retry]\nbase_s = 1\ncap_s = 4\n[split]\nlook_every_ms = 3000\nlook_for_ms = 200\n",
+        4 * out_s
+    )
+}
 
 fn declaration(phase: &Phase, service: &Served) -> ServiceDeclaration {
     let words = [
@@ -158,7 +167,7 @@ fn declaration(phase: &Phase, service: &Served) -> ServiceDeclaration {
 
 impl<'a> Stage<'a> {
     fn start(phase: &'a Phase, view: View, signals: &'a OwnedFd) -> anyhow::Result<Self> {
-        std::fs::write(phase.dir.join("laws.toml"), LAWS)?;
+        std::fs::write(phase.dir.join("laws.toml"), laws(phase.day_s))?;
         let path = phase.dir.join("up.toml");
         std::fs::write(&path, config_text(phase)?)?;
         let config = UpConfig::read(&path)?;
