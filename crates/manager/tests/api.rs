@@ -206,6 +206,15 @@ fn the_cluster_is_told() {
     for path in ["/v1/jobs", "/v1/jobs/{id}/logs", "/v1/events/stream", "/v1/summary"] {
         assert!(description["paths"][path].is_object(), "{path} is not described");
     }
+    for (path, method) in [
+        ("/v1/jobs", "post"),
+        ("/v1/jobs/{id}", "delete"),
+        ("/v1/pause", "post"),
+        ("/v1/resume", "post"),
+    ] {
+        let full = &description["paths"][path][method]["responses"]["507"];
+        assert!(full.is_object(), "a full disk is not described: {method} {path}");
+    }
 }
 
 #[test]

@@ -170,7 +170,8 @@ pub async fn summary(
 
 /// Has all offline work leave its GPUs, and starts none until it is resumed.
 #[utoipa::path(post, path = "/v1/pause", tag = "cluster", responses(
-    (status = 200, body = PauseView), (status = "4XX", body = Problem)))]
+    (status = 200, body = PauseView), (status = "4XX", body = Problem),
+    (status = 507, body = Problem, description = "The disk is full; nothing was changed.")))]
 pub async fn pause(
     State(manager): State<Arc<Manager>>,
     caller: Caller,
@@ -180,7 +181,8 @@ pub async fn pause(
 
 /// Lets offline work go on.
 #[utoipa::path(post, path = "/v1/resume", tag = "cluster", responses(
-    (status = 200, body = PauseView), (status = "4XX", body = Problem)))]
+    (status = 200, body = PauseView), (status = "4XX", body = Problem),
+    (status = 507, body = Problem, description = "The disk is full; nothing was changed.")))]
 pub async fn resume(
     State(manager): State<Arc<Manager>>,
     caller: Caller,

@@ -211,7 +211,8 @@ pub async fn detail(
 /// Asks for the end of a job, or of all jobs of an array.
 #[utoipa::path(delete, path = "/v1/jobs/{id}", tag = "jobs",
     params(("id" = String, Path, description = "The job or array.")),
-    responses((status = 202, body = Cancelled), (status = "4XX", body = Problem)))]
+    responses((status = 202, body = Cancelled), (status = "4XX", body = Problem),
+        (status = 507, body = Problem, description = "The disk is full; nothing was cancelled.")))]
 pub async fn cancel(
     State(manager): State<Arc<Manager>>,
     caller: Caller,

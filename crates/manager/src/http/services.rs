@@ -72,7 +72,8 @@ fn as_seen_by(caller: &Caller, mut view: ServiceView) -> ServiceView {
 
 /// Declares a service, or changes the one of this name.
 #[utoipa::path(post, path = "/v1/services", tag = "services", request_body = ServiceDeclaration, responses(
-    (status = 201, body = ServiceView), (status = "4XX", body = Problem)))]
+    (status = 201, body = ServiceView), (status = "4XX", body = Problem),
+    (status = 507, body = Problem, description = "The disk is full; nothing was declared.")))]
 async fn declare(
     State(services): State<Arc<ServiceManager>>,
     caller: Caller,
