@@ -47,6 +47,8 @@ struct Raw {
     queue_mib_per_user: u64,
     keep_jobs_days: u64,
     keep_jobs: u64,
+    keep_mib_per_user: u64,
+    keep_output_mib_per_user: u64,
     history_s: u64,
     scheduler: RawScheduler,
     profiler: RawProfiler,
@@ -68,6 +70,8 @@ impl Default for Raw {
             queue_mib_per_user: 128,
             keep_jobs_days: 30,
             keep_jobs: 100_000,
+            keep_mib_per_user: 256,
+            keep_output_mib_per_user: 16_384,
             history_s: 900,
             scheduler: RawScheduler::default(),
             profiler: RawProfiler::default(),
@@ -204,12 +208,17 @@ impl UpConfig {
         within("queue_mib_per_user", raw.queue_mib_per_user, 1, 1 << 20).map_err(wrong)?;
         within("keep_jobs_days", raw.keep_jobs_days, 1, 36_500).map_err(wrong)?;
         within("keep_jobs", raw.keep_jobs, 1, 10_000_000).map_err(wrong)?;
+        within("keep_mib_per_user", raw.keep_mib_per_user, 1, 1 << 20).map_err(wrong)?;
+        let output_mib = raw.keep_output_mib_per_user;
+        within("keep_output_mib_per_user", output_mib, 1, 1 << 30).map_err(wrong)?;
         within("history_s", raw.history_s, 10, 86_400).map_err(wrong)?;
         let settings = Settings {
             jobs_per_user: Some(raw.jobs_per_user),
             queue_bytes_per_user: Some(raw.queue_mib_per_user << 20),
             keep_jobs_for: Micros::from_secs(raw.keep_jobs_days * 24 * 3600),
             keep_jobs: raw.keep_jobs,
+            keep_bytes_per_user: raw.keep_mib_per_user << 20,
+            keep_output_bytes_per_user: output_mib << 20,
             shadow: raw.shadow,
             history_points: usize::try_from(raw.history_s).unwrap_or(900),
             history_step_ms: 1_000,
@@ -338,6 +347,8 @@ mod tests {
             ("queue_mib_per_user = 0", "queue_mib_per_user is 0"),
             ("keep_jobs_days = 0", "keep_jobs_days is 0"),
             ("keep_jobs = 0", "keep_jobs is 0"),
+            ("keep_mib_per_user = 0", "keep_mib_per_user is 0"),
+            ("keep_output_mib_per_user = 0", "keep_output_mib_per_user is 0"),
             ("silence_s = 0", "silence_s is 0"),
             ("[agent]\ntick_ms = 0", "tick_ms is 0"),
             ("[agent]\nnothing = 1", "nothing"),

@@ -28,6 +28,7 @@ pub mod manager;
 pub mod node;
 pub mod retention;
 pub mod scheduler;
+pub mod settings;
 pub mod submit;
 pub mod summary;
 pub mod up;

@@ -23,41 +23,9 @@ use crate::error::{ManagerError, Result};
 use crate::history::History;
 use crate::lifecycle::{self, Happening, Wish};
 use crate::node::NodePort;
+pub use crate::settings::Settings;
 use crate::user::Caller;
 use crate::{submit, views};
-
-/// What the manager is held to.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
-    /// Open jobs that one user may have.
-    pub jobs_per_user: Option<u64>,
-    /// Bytes that these may take in the store, and in memory when a plan is made.
-    pub queue_bytes_per_user: Option<u64>,
-    /// A job that has ended is kept for so long.
-    pub keep_jobs_for: Micros,
-    /// And at most so many of those that have ended.
-    pub keep_jobs: u64,
-    /// Plans are made and reported, and not carried out.
-    pub shadow: bool,
-    /// Readings kept for each GPU.
-    pub history_points: usize,
-    /// Time between two readings.
-    pub history_step_ms: u64,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Settings {
-            jobs_per_user: Some(10_000),
-            queue_bytes_per_user: Some(128 << 20),
-            keep_jobs_for: Micros::from_secs(30 * 24 * 3600),
-            keep_jobs: 100_000,
-            shadow: false,
-            history_points: 900,
-            history_step_ms: 1_000,
-        }
-    }
-}
 
 /// Why the scheduler should look now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,6 +61,8 @@ pub struct Manager {
     pub evictions: AtomicU64,
     /// Errors on GPUs.
     pub faults: AtomicU64,
+    /// Bytes of submissions that were taken in since the last sweep.
+    pub taken_in: AtomicU64,
     store: Mutex<Store>,
     reader: Mutex<Store>,
     wake: Sender<Wake>,
@@ -136,6 +106,7 @@ impl Manager {
             bus: Bus::default(),
             evictions: AtomicU64::new(0),
             faults: AtomicU64::new(0),
+            taken_in: AtomicU64::new(0),
             store: Mutex::new(writer),
             reader: Mutex::new(reader),
             wake,
@@ -279,6 +250,8 @@ impl Manager {
         let inserted = self.store().insert_jobs(&submission, &jobs, limits)?;
         match inserted {
             Inserted::Kept(id, ids) => {
+                let bytes = jobs.iter().map(|job| job.submit.len() as u64).sum();
+                self.taken_in.fetch_add(bytes, Ordering::Relaxed);
                 self.wake(format!("{id} submitted"));
                 Ok(Submitted { id, jobs: ids.iter().map(|id| id.as_str().to_owned()).collect() })
             }

@@ -110,6 +110,8 @@ pub trait NodePort: Send + Sync {
     fn last_exit(&self, job: &JobId) -> Option<Exit>;
     /// The file of a job's output, `stdout` or `stderr`.
     fn log_file(&self, job: &JobId, stream: &str) -> PathBuf;
+    /// How much room the output of a job takes, all of its files; 0 when that cannot be seen.
+    fn output_bytes(&self, job: &JobId) -> u64;
     /// Removes what is left of a job that has ended: its output. That there is nothing is no error.
     fn forget(&self, job: &JobId) -> Result<(), String>;
     /// What the job on a GPU has launched.

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use muxflow_api::cluster::{PairingList, PairingView, Summary};
-use muxflow_store::jobs::JobFilter;
 use muxflow_types::GpuId;
 
 use crate::error::Result;
@@ -31,8 +30,8 @@ impl Mean {
 
 /// Readings of a GPU without a job that say what it is like then.
 const FEWEST_READINGS: u32 = 30;
-/// Jobs whose speed was seen, that many of the newest, make the figure of oversold GPUs.
-const RUNS_LOOKED_AT: usize = 500;
+/// So many of the newest starts of jobs make the figure of oversold GPUs.
+const RUNS_LOOKED_AT: u64 = 2_000;
 
 impl Manager {
     /// The whole at a glance.
@@ -83,22 +82,12 @@ impl Manager {
     /// they took.
     fn oversold(&self) -> Result<(Option<f64>, f64)> {
         let now = crate::clock::now();
-        let reader = self.reader();
         let (mut alone_s, mut real_s) = (0.0, 0.0);
-        let jobs = reader.jobs(&JobFilter::default(), RUNS_LOOKED_AT)?;
-        for job in jobs.iter().filter(|job| job.run > 0) {
-            for run in reader.runs(&job.id, 100)? {
-                // Alone on a GPU, or nobody has seen beside whom: nothing was oversold.
-                if run.service.is_none() {
-                    continue;
-                }
-                let current = run.run == job.run && run.ended_at.is_none();
-                let seen = if current { job.seen } else { run.seen };
-                let Some(speed) = seen else { continue };
-                let took = run.ended_at.unwrap_or(now).since(run.started_at).as_secs_f64();
-                alone_s += speed * took;
-                real_s += took;
-            }
+        // Alone on a GPU, or nobody has seen beside whom: nothing was oversold.
+        for run in self.reader().paired_runs(RUNS_LOOKED_AT)? {
+            let took = run.ended_at.unwrap_or(now).since(run.started_at).as_secs_f64();
+            alone_s += run.seen * took;
+            real_s += took;
         }
         Ok(((real_s > 0.0).then(|| alone_s / real_s), real_s))
     }

@@ -6,6 +6,8 @@
 mod again;
 #[path = "loop/ends.rs"]
 mod ends;
+#[path = "loop/kept.rs"]
+mod kept;
 #[path = "loop/profiler.rs"]
 mod profiler;
 mod support;

@@ -129,7 +129,7 @@ pub(crate) fn whole(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-fn micros(value: i64) -> Micros {
+pub(crate) fn micros(value: i64) -> Micros {
     Micros(u64::try_from(value).unwrap_or(0))
 }
 

@@ -14,6 +14,7 @@ pub mod jobs;
 mod model;
 mod queue;
 mod retention;
+mod runs;
 mod sample;
 mod schema;
 pub mod submission;
@@ -25,6 +26,8 @@ use rusqlite::{Connection, OpenFlags};
 
 pub use error::StoreError;
 pub use model::{ModelId, ModelRow, NewModel};
+pub use retention::Keep;
+pub use runs::PairedRun;
 pub use sample::{Observation, Source};
 pub use schema::VERSION;
 

@@ -216,6 +216,10 @@ impl NodePort for FakeNode {
         self.dir.join(format!("{job}.{stream}"))
     }
 
+    fn output_bytes(&self, job: &JobId) -> u64 {
+        std::fs::metadata(self.log_file(job, "stdout")).map_or(0, |file| file.len())
+    }
+
     fn forget(&self, job: &JobId) -> Result<(), String> {
         if self.running().contains_key(job) {
             return Err("it runs".into());
