@@ -11,6 +11,7 @@ use muxflow_manager::Manager;
 use muxflow_manager::manager::Settings;
 use muxflow_manager::scheduler::Scheduler;
 use muxflow_manager::scheduler::watch::Watch;
+use muxflow_manager::user::Caller;
 use muxflow_policy::node::fault::Fault;
 use muxflow_types::{HealthState, JobId, Micros};
 
@@ -243,8 +244,7 @@ fn a_refused_start_does_not_hide_a_wish() {
     let node = FakeNode::new(dir.path(), vec![gpu(0, None)]);
     let store = dir.path().join("state.db");
     let (manager, _wakes) = Manager::open(&store, node, Settings::default()).unwrap();
-    let refused = |edit: fn(&mut muxflow_store::jobs::JobRow)| {
-        let id = submit_to(&manager, "/bin/train");
+    let refused_of = |id: JobId, edit: fn(&mut muxflow_store::jobs::JobRow)| {
         let mut row = manager.row(id.as_str()).unwrap();
         (row.state, row.run) = (JobState::Checkpointing.as_str().to_owned(), 1);
         edit(&mut row);
@@ -253,11 +253,19 @@ fn a_refused_start_does_not_hide_a_wish() {
         let job = manager.job(id.as_str()).unwrap();
         (job.state, job.reason)
     };
+    let refused = |edit| refused_of(submit_to(&manager, "/bin/train"), edit);
     let (state, reason) = refused(|row| {
         (row.cancel, row.reason) = (true, "cancelled by root".to_owned());
     });
     let words = "cancelled by root (could not be started: no room)";
     assert_eq!((state, reason.as_str()), (JobState::Cancelled, words));
+    let late = serde_json::from_str(r#"{"command": ["x"], "cwd": "/", "deadline_s": 1}"#).unwrap();
+    let caller = Caller::of_uid(muxflow_agent::sys::own_uid(), None);
+    let late = manager.submit(&caller, &late).unwrap().id;
+    std::thread::sleep(Duration::from_millis(1_100));
+    let (state, reason) = refused_of(JobId::new(&late).unwrap(), |_| {});
+    let words = "its deadline has passed (could not be started: no room)";
+    assert_eq!((state, reason.as_str()), (JobState::Failed, words));
     let (state, reason) = refused(|_| {});
     assert_eq!(state, JobState::Queued);
     assert!(reason.starts_with("could not be started: no room"), "{reason}");
