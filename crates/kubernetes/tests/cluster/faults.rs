@@ -1,5 +1,6 @@
 //! What breaks in real clusters, broken on purpose.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -76,10 +77,12 @@ fn all_apart(places: &BTreeMap<String, (String, String)>) {
     assert_eq!(gpus.len(), places.len(), "two pods on one GPU: {places:?}");
 }
 
-/// Every binding that was asked for, by pod, with the API server's answers. A scheduler that does not
-/// know what it, or the leader before it, has bound asks again and is refused.
-fn bindings(log: &Log) -> BTreeMap<String, Vec<u64>> {
-    let mut all: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+/// Every binding that was asked for, by pod, with the API server's answers.
+type Bindings = BTreeMap<String, Vec<u64>>;
+
+/// Adds those that are new in the log. A scheduler that does not know what it, or the leader before it,
+/// has bound asks again and is refused.
+fn read_bindings(log: &Log, all: &mut Bindings) {
     for line in log.news().lines() {
         let entry: Value = serde_json::from_str(line).unwrap();
         let object = &entry["objectRef"];
@@ -89,13 +92,21 @@ fn bindings(log: &Log) -> BTreeMap<String, Vec<u64>> {
             all.entry(pod.to_owned()).or_default().push(code);
         }
     }
-    all
 }
 
 /// Each of so many pods was bound once, and nobody asked to bind one that was. A busy API server may
-/// have put one off, or a request broke off before it was answered: that is asked again.
-fn bound_once(log: &Log, pods: usize) {
-    let bindings = bindings(log);
+/// have put one off, or a request broke off before it was answered: that is asked again. The log comes
+/// a little after the answers.
+async fn bound_once(log: &Log, pods: usize) {
+    let bindings = RefCell::new(Bindings::new());
+    wait("all bindings in the log", || async {
+        read_bindings(log, &mut bindings.borrow_mut());
+        (bindings.borrow().len() >= pods).then_some(())
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let mut bindings = bindings.into_inner();
+    read_bindings(log, &mut bindings);
     assert_eq!(bindings.len(), pods, "{bindings:?}");
     for (pod, answers) in &bindings {
         let made = answers.iter().filter(|code| **code == 201).count();
@@ -131,7 +142,7 @@ pub(crate) async fn leader_killed(stage: &mut Stage) {
     let after = world.wait_for_places(PODS).await;
     let took = killed.elapsed();
     assert!(before.len() < PODS, "the leader was too fast to be killed in the middle");
-    bound_once(&log, PODS);
+    bound_once(&log, PODS).await;
     all_apart(&after);
     assert_eq!(holder(&leases).await.as_deref(), Some("second"));
     let bindings = stage.cluster.folder().join("second.log");
@@ -284,5 +295,5 @@ pub(crate) async fn watches_dropped(stage: &mut Stage) {
         all_apart(&world.wait_for_places((round + 1) * 4).await);
     }
     scheduler.stop().await;
-    bound_once(&log, 12);
+    bound_once(&log, 12).await;
 }
