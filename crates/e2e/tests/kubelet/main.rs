@@ -72,9 +72,12 @@ async fn run_all(stage: &mut Stage, chosen: &[&(&'static str, Scenario)]) -> Vec
     let mut failed = Vec::new();
     for (name, scenario) in chosen {
         let started = Instant::now();
-        stage.clean().await;
-        let limit = Duration::from_secs(240);
-        let run = AssertUnwindSafe(tokio::time::timeout(limit, scenario(stage))).catch_unwind();
+        let limit = Duration::from_secs(300);
+        let run = async {
+            stage.clean().await;
+            scenario(stage).await;
+        };
+        let run = AssertUnwindSafe(tokio::time::timeout(limit, run)).catch_unwind();
         let ok = matches!(run.await, Ok(Ok(())));
         scenarios::told(name, ok, started);
         if !ok {

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use kube::Client;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use muxflow_kubernetes::device::grpc;
@@ -58,10 +59,15 @@ impl Kubelet {
     }
 }
 
-fn api(stage: &Stage, kind: &str, plural: &str, namespaced: bool) -> Api<DynamicObject> {
+pub(crate) fn api(
+    client: &Client,
+    kind: &str,
+    plural: &str,
+    namespaced: bool,
+) -> Api<DynamicObject> {
     let gvk = GroupVersionKind::gvk("resource.k8s.io", "v1", kind);
     let resource = ApiResource::from_gvk_with_plural(&gvk, plural);
-    let client = stage.client.clone();
+    let client = client.clone();
     if namespaced {
         Api::namespaced_with(client, NAMESPACE, &resource)
     } else {
@@ -112,13 +118,13 @@ pub(crate) async fn claim(stage: &Stage, name: &str) {
     let object = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
         "metadata": {"name": name}, "spec": {"devices": {"requests":
             [{"name": "gpu", "exactly": {"deviceClassName": "offline.muxflow.dev"}}]}}});
-    let claims = api(stage, "ResourceClaim", "resourceclaims", true);
+    let claims = api(&stage.client, "ResourceClaim", "resourceclaims", true);
     claims.create(&Default::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
 }
 
 /// The claim that was made for a pod, once kube-scheduler has allocated it and bound the pod.
 async fn allocated(stage: &Stage, pod: &str) -> (Claim, Value) {
-    let claims = api(stage, "ResourceClaim", "resourceclaims", true);
+    let claims = api(&stage.client, "ResourceClaim", "resourceclaims", true);
     wait(&format!("the claim of {pod} allocated"), || async {
         let pod = stage.world.pods.get(pod).await.unwrap();
         pod.spec.as_ref()?.node_name.as_ref()?;
@@ -133,7 +139,7 @@ async fn allocated(stage: &Stage, pod: &str) -> (Claim, Value) {
 
 /// The devices in a node's slice.
 pub(crate) async fn offered(stage: &Stage, node: &str) -> Vec<String> {
-    let slices = api(stage, "ResourceSlice", "resourceslices", false);
+    let slices = api(&stage.client, "ResourceSlice", "resourceslices", false);
     let Some(slice) = slices.get_opt(&format!("{node}-muxflow.dev")).await.unwrap() else {
         return Vec::new();
     };
@@ -237,7 +243,7 @@ async fn planned(stage: &Stage, kubelet: &Kubelet, executor: &FakeExecutor) {
     let odd = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
         "metadata": {"name": "two"}, "spec": {"devices": {"requests":
             [{"name": "gpu", "exactly": {"deviceClassName": "offline.muxflow.dev", "count": 2}}]}}});
-    let claims = api(stage, "ResourceClaim", "resourceclaims", true);
+    let claims = api(&stage.client, "ResourceClaim", "resourceclaims", true);
     let made = claims.create(&Default::default(), &serde_json::from_value(odd).unwrap()).await;
     made.unwrap();
     let spec = json!({"resourceClaims": [{"name": "gpu", "resourceClaimName": "two"}],

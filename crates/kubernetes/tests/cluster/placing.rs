@@ -177,20 +177,14 @@ pub(crate) async fn admitted(stage: &mut Stage) {
     }
     let scheduler = Scheduler::start(stage.limited().await, settings("a"));
     world.pod("gated", json!({}), json!({"schedulingGates": [{"name": "later"}]})).await;
-    world.job("held", 1).await;
-    let suspend = |yes: bool| Patch::Merge(json!({"spec": {"suspend": yes}}));
-    world.jobs.patch("held", &PatchParams::default(), &suspend(true)).await.unwrap();
-    wait("the Job suspended", || async {
-        let pods = world.pods.list(&ListParams::default()).await.unwrap().items;
-        (pods.len() == 1).then_some(())
-    })
-    .await;
+    world.suspended_job("held", 1).await;
     world.pod("plain", json!({}), json!({})).await;
     assert_eq!(world.wait_for_places(1).await.keys().collect::<Vec<_>>(), ["plain"]);
     let free = Patch::Merge(json!({"spec": {"schedulingGates": null}}));
     world.pods.patch("gated", &PatchParams::default(), &free).await.unwrap();
     world.wait_for_places(2).await;
-    world.jobs.patch("held", &PatchParams::default(), &suspend(false)).await.unwrap();
+    let go_on = Patch::Merge(json!({"spec": {"suspend": false}}));
+    world.jobs.patch("held", &PatchParams::default(), &go_on).await.unwrap();
     let places = world.wait_for_places(3).await;
     assert!(places.keys().any(|pod| pod.starts_with("held-")), "{places:?}");
     assert!(places.contains_key("gated"), "{places:?}");

@@ -7,20 +7,21 @@ use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Node, Pod, ResourceQuota};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use muxflow_kubernetes::names;
-use muxflow_kubernetes::resource::{Gpu, GpuSpec, GpuStatus, State};
+use muxflow_kubernetes::resource::{Gpu, GpuSpec, GpuStatus, Model, Profile, State};
 use muxflow_kubernetes::scheduler::{self, Settings};
 use muxflow_test_cluster::scenarios::wait;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::install;
+use crate::{dra, install};
 
 pub(crate) const NAMESPACE: &str = "default";
 
@@ -149,6 +150,7 @@ impl World {
         budgets.delete_collection(&now, &all).await.unwrap();
         self.gpus.delete_collection(&now, &all).await.unwrap();
         self.nodes.delete_collection(&now, &all).await.unwrap();
+        self.clean_what_few_write().await;
         wait("all pods gone", || async {
             self.pods.delete_collection(&now, &all).await.unwrap();
             let left = self.pods.list(&all).await.unwrap().items;
@@ -158,6 +160,32 @@ impl World {
             left.is_empty().then_some(())
         })
         .await;
+    }
+
+    /// Quotas, priorities, profiles, models and claims: a scenario that failed has not taken them away.
+    async fn clean_what_few_write(&self) {
+        let (all, now) = (ListParams::default(), DeleteParams::default());
+        let quotas: Api<ResourceQuota> = Api::namespaced(self.client.clone(), NAMESPACE);
+        quotas.delete_collection(&now, &all).await.unwrap();
+        let profiles: Api<Profile> = Api::all(self.client.clone());
+        profiles.delete_collection(&now, &all).await.unwrap();
+        let models: Api<Model> = Api::all(self.client.clone());
+        models.delete_collection(&now, &all).await.unwrap();
+        let classes: Api<PriorityClass> = Api::all(self.client.clone());
+        for class in classes.list(&all).await.unwrap().items {
+            let name = class.metadata.name.unwrap_or_default();
+            if !name.starts_with("system-") {
+                classes.delete(&name, &now).await.unwrap();
+            }
+        }
+        let claims = dra::api(&self.client, "ResourceClaim", "resourceclaims", true);
+        for claim in claims.list(&all).await.unwrap().items {
+            let name = claim.metadata.name.unwrap_or_default();
+            let none = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+            // It may be gone by now.
+            drop(claims.patch(&name, &PatchParams::default(), &none).await);
+            drop(claims.delete(&name, &now).await);
+        }
     }
 
     /// Takes off what keeps a pod: the controller of a Job that is gone may never do it.
@@ -243,11 +271,21 @@ impl World {
 
     /// A Job with a podFailurePolicy of its own, or none.
     pub(crate) async fn job_with(&self, name: &str, pods: u32, policy: Option<Value>) {
+        self.create_job(name, pods, json!({"podFailurePolicy": policy})).await;
+    }
+
+    /// A Job that somebody else lets go.
+    pub(crate) async fn suspended_job(&self, name: &str, pods: u32) {
+        self.create_job(name, pods, json!({"suspend": true})).await;
+    }
+
+    async fn create_job(&self, name: &str, pods: u32, own: Value) {
         let mut template = pod_spec();
         template["restartPolicy"] = json!("Never");
-        let job = json!({"metadata": {"name": name}, "spec": {
+        let mut job = json!({"metadata": {"name": name}, "spec": {
             "parallelism": pods, "completions": pods, "backoffLimit": 0,
-            "podFailurePolicy": policy, "template": {"spec": template}}});
+            "template": {"spec": template}}});
+        merge(&mut job["spec"], own);
         let job: Job = serde_json::from_value(job).unwrap();
         self.jobs.create(&PostParams::default(), &job).await.unwrap();
     }
