@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use super::claim::{self, Problem};
 use super::decide::Action;
 use super::lease::Valid;
-use super::pods::{Hold, PodName};
+use super::pods::{self, Hold, PodName};
 use super::snapshot::Assumed;
 use super::told::Told;
 use crate::events::{Later, Teller};
@@ -57,6 +57,25 @@ impl Permit {
         let now = Instant::now();
         let lease = *self.valid.borrow();
         now < self.until && lease.is_some_and(|l| l.term == self.term && now < l.until)
+    }
+}
+
+/// What the requests of one cycle share.
+struct Sending<'a> {
+    pods: &'a BTreeMap<&'a str, &'a Arc<Pod>>,
+    permit: &'a Permit,
+    /// For each answer.
+    patience: Duration,
+}
+
+impl Sending<'_> {
+    /// The answer, unless it takes too long.
+    async fn in_time<T>(&self, request: impl Future<Output = T>) -> Option<T> {
+        let answer = tokio::time::timeout(self.patience, request).await.ok();
+        if answer.is_none() {
+            tracing::warn!(patience = ?self.patience, "a request was not answered in time");
+        }
+        answer
     }
 }
 
@@ -135,7 +154,7 @@ impl Hands {
             })
             .collect();
         let this = &*self;
-        let by_uid = &by_uid;
+        let sending = &Sending { pods: &by_uid, permit, patience };
         let answers: Vec<Answer> = futures::stream::iter(actions)
             .map(|action| async move {
                 if !permit.holds() {
@@ -144,15 +163,7 @@ impl Hands {
                         Action::Wait { .. } | Action::Held { .. } => Answer::Untold,
                     };
                 }
-                let perhaps = perhaps(&action);
-                let request = this.send(action, by_uid);
-                match tokio::time::timeout(patience, request).await {
-                    Ok(answer) => answer,
-                    Err(_) => {
-                        tracing::warn!(?patience, "a request was not answered in time");
-                        perhaps.map_or(Answer::Failed, |(pod, a)| Answer::Unsure(pod, a))
-                    }
-                }
+                this.send(action, sending).await
             })
             .buffer_unordered(PARALLEL)
             .collect()
@@ -184,38 +195,63 @@ impl Hands {
         outcome
     }
 
-    async fn send(&self, action: Action, pods: &BTreeMap<&str, &Arc<Pod>>) -> Answer {
-        match action {
+    async fn send(&self, action: Action, with: &Sending<'_>) -> Answer {
+        let answer = match action {
             Action::Bind { pod, node, gpu, annotations } => {
-                let object = pods.get(pod.uid.as_str());
-                let before = object.and_then(|object| waiting_message(object));
-                if let Some(object) = object.filter(|object| claim::asks(object))
-                    && let Err(problem) = claim::allocate(&self.client, object, &node, &gpu).await
-                {
-                    return match problem {
-                        Problem::Waits(note) => self.set_aside(pod, note, before.as_deref()).await,
-                        Problem::Failed(error) => {
-                            tracing::warn!(pod = pod.path(), %error, "the claim was not allocated");
-                            Answer::Failed
-                        }
-                    };
-                }
-                match self.bind(pod.clone(), node, gpu, annotations).await {
-                    Err(note) => self.set_aside(pod, note, before.as_deref()).await,
-                    Ok(answer) => answer,
-                }
+                return self.place(pod, (node, gpu), annotations, with).await;
             }
-            Action::Evict { pod, reason, note, .. } => self.evict(pod, reason, note).await,
-            Action::Wait { pod, note } => self.tell_waiting(pod, note).await,
-            Action::Held { pod, hold, note } => self.tell_held(pod, hold, note).await,
+            Action::Evict { pod, reason, note, .. } => {
+                with.in_time(self.evict(pod, reason, note)).await
+            }
+            Action::Wait { pod, note } => with.in_time(self.tell_waiting(pod, note)).await,
+            Action::Held { pod, hold, note } => with.in_time(self.tell_held(pod, hold, note)).await,
+        };
+        answer.unwrap_or(Answer::Failed)
+    }
+
+    /// Has the pod's claim allocated, if it asks by one, and binds it. Each has its own time: as long as
+    /// the binding was not sent, it is certain that there is none.
+    async fn place(
+        &self,
+        pod: PodName,
+        (node, gpu): (String, GpuId),
+        annotations: BTreeMap<String, String>,
+        with: &Sending<'_>,
+    ) -> Answer {
+        let object = with.pods.get(pod.uid.as_str());
+        if let Some(object) = object.filter(|object| claim::asks(object)) {
+            let allocated = claim::allocate(&self.client, object, &node, &gpu);
+            match with.in_time(allocated).await {
+                Some(Ok(())) => {}
+                Some(Err(Problem::Waits(note))) => return self.set_aside(pod, note, with).await,
+                Some(Err(Problem::Failed(error))) => {
+                    tracing::warn!(pod = pod.path(), %error, "the claim was not allocated");
+                    return Answer::Failed;
+                }
+                None => return Answer::Failed,
+            }
+            if !with.permit.holds() {
+                return Answer::Postponed;
+            }
+        }
+        let until = Some(Instant::now() + UNSURE_FOR);
+        let perhaps = Assumed { node: node.clone(), gpu: gpu.clone(), until };
+        match with.in_time(self.bind(pod.clone(), node, gpu, annotations)).await {
+            Some(Ok(answer)) => answer,
+            Some(Err(note)) => self.set_aside(pod, note, with).await,
+            None => Answer::Unsure(pod, perhaps),
         }
     }
 
     /// A pod that no plan can place as it is: it is told, unless it knows.
-    async fn set_aside(&self, pod: PodName, note: String, before: Option<&str>) -> Answer {
+    async fn set_aside(&self, pod: PodName, note: String, with: &Sending<'_>) -> Answer {
         let uid = pod.uid.clone();
-        let news = self.told.is_news(&uid, &note, before, Instant::now());
-        let told = news && matches!(self.tell_waiting(pod, note.clone()).await, Answer::Told(..));
+        let before = with.pods.get(uid.as_str()).and_then(|object| waiting_message(object));
+        let mut told = false;
+        if self.told.is_news(&uid, &note, before.as_deref(), Instant::now()) {
+            let telling = self.tell_waiting(pod, note.clone());
+            told = matches!(with.in_time(telling).await, Some(Answer::Told(..)));
+        }
         Answer::Aside(uid, note, told)
     }
 
@@ -361,23 +397,14 @@ impl Hands {
     }
 }
 
-/// Where a pod may be once its binding was sent, whatever the answer.
-fn perhaps(action: &Action) -> Option<(PodName, Assumed)> {
-    let Action::Bind { pod, node, gpu, .. } = action else { return None };
-    let until = Some(Instant::now() + UNSURE_FOR);
-    Some((pod.clone(), Assumed { node: node.clone(), gpu: gpu.clone(), until }))
-}
-
 fn waiting_message(pod: &Pod) -> Option<String> {
-    message(pod, "PodScheduled")
+    pods::message(pod, "PodScheduled")
 }
 
 fn held_message(pod: &Pod) -> Option<String> {
-    message(pod, names::MOVABLE_CONDITION)
+    pods::message(pod, names::MOVABLE_CONDITION)
 }
 
-fn message(pod: &Pod, condition: &str) -> Option<String> {
-    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    let own = conditions.iter().find(|c| c.type_ == condition && c.status == "False")?;
-    own.message.clone()
-}
+#[cfg(test)]
+#[path = "apply_tests.rs"]
+mod tests;

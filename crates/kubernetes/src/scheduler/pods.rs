@@ -215,6 +215,19 @@ pub(crate) fn hold(pod: &Pod, jobs: &BTreeMap<String, Arc<Job>>) -> Option<Hold>
     if forgives_eviction(spec) { None } else { Some(Hold::CountsAsFailure) }
 }
 
+/// The message of a condition that is False.
+pub(crate) fn message(pod: &Pod, condition: &str) -> Option<String> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let own = conditions.iter().find(|c| c.type_ == condition && c.status == "False")?;
+    own.message.clone()
+}
+
+/// Whether the pod says itself that it is not moved.
+pub(crate) fn knows_it_stays(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|c| c.type_ == names::MOVABLE_CONDITION)
+}
+
 /// Whether the Job's podFailurePolicy ignores a pod that was disrupted. The first rule that matches
 /// counts; a rule on exit codes may match before, because an evicted process ends with one.
 fn forgives_eviction(spec: &JobSpec) -> bool {

@@ -317,9 +317,11 @@ async fn place(stage: &Stage, actor: &Actor) {
     let gpu = format!("GPU-{name}");
     world.gpu(&gpu, name, 20).await;
     let budgets = budget(stage, name).await;
+    // Dozens of schedulers work at once: none of them is to give a request up early.
     let own = scheduler::Settings {
         scheduler: name.to_owned(),
         namespace: name.to_owned(),
+        lease: Duration::from_secs(9),
         ..settings(name)
     };
     let running = tokio::spawn(scheduler::run(actor.client.clone(), own, std::future::pending()));
