@@ -49,6 +49,7 @@ pub(crate) fn run(args: SchedulerArgs) -> anyhow::Result<ExitCode> {
     settings.scheduler = args.scheduler_name;
     settings.lease = Duration::from_secs(args.lease);
     settings.stale_after = Duration::from_secs(args.stale_after);
+    settings.listen = settings.stale_after;
     settings.parameters.interval = Micros::from_secs(args.interval);
     let counters = std::sync::Arc::clone(&settings.counters);
     let page = args.metrics.map(|address| PageServer::start(&address, move || counters.page()));

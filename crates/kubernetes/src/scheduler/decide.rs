@@ -54,7 +54,7 @@ pub(crate) fn decide(mut world: Assembled, plan: &ClusterPlan) -> Vec<Action> {
     for assignment in &plan.assignments {
         let Some(planned) = world.pods.get(&assignment.job).cloned() else { continue };
         match &assignment.change {
-            Change::Stay => told.extend(held_back(&planned)),
+            Change::Stay => {}
             Change::Restart | Change::Move { .. } => {
                 actions.push(relocate(&world, &planned, assignment));
             }
@@ -66,10 +66,7 @@ pub(crate) fn decide(mut world: Assembled, plan: &ClusterPlan) -> Vec<Action> {
                 told.push(Action::Wait { pod: planned.pod, note });
             }
             Change::Start => match bind(&mut world, &planned, assignment) {
-                Ok(action) => {
-                    actions.push(action);
-                    told.extend(held_back(&planned));
-                }
+                Ok(action) => actions.push(action),
                 Err(note) => told.push(Action::Wait { pod: planned.pod, note }),
             },
         }
@@ -94,6 +91,7 @@ pub(crate) fn decide(mut world: Assembled, plan: &ClusterPlan) -> Vec<Action> {
         };
         told.push(Action::Wait { pod: planned.pod.clone(), note });
     }
+    told.extend(world.held.iter().map(held_back));
     for (pod, why) in &world.refused {
         told.push(Action::Wait { pod: pod.clone(), note: why.clone() });
     }
@@ -112,11 +110,10 @@ fn count_places(world: &mut Assembled) {
     }
 }
 
-/// A Job that would pay for a move is told so as soon as it runs: its owner can do something about it.
-fn held_back(planned: &Planned) -> Option<Action> {
-    let hold = planned.hold.filter(|hold| *hold == Hold::CountsAsFailure)?;
+/// A Job that would pay for a move is told so while it runs: its owner can do something about it.
+fn held_back((pod, hold): &(PodName, Hold)) -> Action {
     let note = format!("it will not be moved to a faster GPU: {}", hold.words());
-    Some(Action::Held { pod: planned.pod.clone(), hold, note })
+    Action::Held { pod: pod.clone(), hold: *hold, note }
 }
 
 fn evict(planned: &Planned, eviction: &Eviction) -> Action {

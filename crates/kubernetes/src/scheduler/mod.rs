@@ -60,6 +60,8 @@ pub struct Settings {
     pub settle: Duration,
     /// A GPU whose agent has been silent for longer takes nothing new.
     pub stale_after: Duration,
+    /// A leader takes silence for a reason to evict once it has watched for so long.
+    pub listen: Duration,
     /// The planner's own settings, the interval of rescheduling included.
     pub parameters: Parameters,
     /// What the scheduler did, for a page of metrics.
@@ -76,6 +78,7 @@ impl Settings {
             lease: Duration::from_secs(15),
             settle: Duration::from_millis(500),
             stale_after: Duration::from_secs(300),
+            listen: Duration::from_secs(300),
             parameters: Parameters::default(),
             counters: Arc::default(),
         }
@@ -127,6 +130,7 @@ pub async fn run(
     let claim =
         Claim::new(client.clone(), &settings.namespace, LEASE, &settings.identity, settings.lease);
     let tending = tokio::spawn(tend(claim, tell, ended));
+    let mut brake = Brake::new(Instant::now());
     let leading = async {
         loop {
             // Taken before anything is read: what is read in one term must not be acted upon in another.
@@ -140,7 +144,8 @@ pub async fn run(
             };
             tracing::info!(identity = settings.identity, "this replica leads");
             settings.counters.lead(true);
-            Leader::new(&client, &settings, &planner).await?.lead(&mut valid, term).await?;
+            let leader = Leader::new(&client, &settings, &planner, &mut brake).await?;
+            leader.lead(&mut valid, term).await?;
             settings.counters.lead(false);
             tracing::warn!(identity = settings.identity, "this replica no longer leads");
         }
@@ -197,7 +202,9 @@ struct Leader<'a> {
     missing: BTreeMap<GpuId, Micros>,
     /// Pods that no plan can place as they are.
     aside: Aside,
-    brake: Brake,
+    brake: &'a mut Brake,
+    /// When the watches were opened.
+    since: Instant,
 }
 
 impl<'a> Leader<'a> {
@@ -205,6 +212,7 @@ impl<'a> Leader<'a> {
         client: &Client,
         settings: &'a Settings,
         planner: &'a Planner,
+        brake: &'a mut Brake,
     ) -> Result<Self, Error> {
         Ok(Leader {
             settings,
@@ -216,7 +224,8 @@ impl<'a> Leader<'a> {
             assumed: BTreeMap::new(),
             missing: BTreeMap::new(),
             aside: Aside::default(),
-            brake: Brake::default(),
+            brake,
+            since: Instant::now(),
         })
     }
 
@@ -280,7 +289,7 @@ impl<'a> Leader<'a> {
         let speeds = self.models.registry(&self.watches.models.state());
         let world = self.view(reschedule, &pods, &speeds);
         self.note_missing(&world);
-        if world.pods.is_empty() && world.refused.is_empty() && world.doubled.is_empty() {
+        if world.is_idle() {
             return Ok(Outcome { idle: true, ..Outcome::default() });
         }
         let (jobs, gpus) = (world.snapshot.jobs.len(), world.snapshot.gpus.len());
@@ -328,9 +337,9 @@ impl<'a> Leader<'a> {
         assemble(&View {
             at: pods::micros(jiff::Timestamp::now()),
             scheduler: &self.settings.scheduler,
-            stale_after: Micros(
-                u64::try_from(self.settings.stale_after.as_micros()).unwrap_or(u64::MAX),
-            ),
+            stale_after: micros(self.settings.stale_after),
+            listen: micros(self.settings.listen),
+            watched: micros(self.since.elapsed()),
             reschedule,
             pods,
             nodes: &self.watches.nodes.state(),
@@ -383,6 +392,10 @@ impl<'a> Leader<'a> {
             }
         }
     }
+}
+
+fn micros(time: Duration) -> Micros {
+    Micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
 }
 
 /// Whether this replica may act, by the lease as it is now.

@@ -78,14 +78,16 @@ impl Basic {
 /// The same holds for one that has just started and does not know yet, and for an old status: it is
 /// no proof of health, and no reason to evict either, because the launch gate on the node has closed
 /// by itself. Only where the last word of an agent that is silent was that offline work must leave,
-/// nobody else is there to see to it.
+/// nobody else is there to see to it; and a leader that has just begun has not heard the silence: while
+/// there was no API server, agents had nobody to tell.
 fn state(status: &GpuStatus, view: &View<'_>) -> HealthState {
     let age = view.at.0.saturating_sub(pods::micros(status.observed_at.0).0);
     let silent = age > view.stale_after.0;
+    let heard = silent && view.watched >= view.listen;
     match status.state {
         State::Healthy if !silent => HealthState::Healthy,
-        State::Overlimit if silent => HealthState::Overlimit,
-        State::Disabled if silent => HealthState::Disabled,
+        State::Overlimit if heard => HealthState::Overlimit,
+        State::Disabled if heard => HealthState::Disabled,
         _ => HealthState::Unhealthy,
     }
 }

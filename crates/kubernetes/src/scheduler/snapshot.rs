@@ -45,6 +45,10 @@ pub(crate) struct View<'a> {
     pub(crate) scheduler: &'a str,
     /// A GPU whose agent has been silent for longer takes nothing new.
     pub(crate) stale_after: Micros,
+    /// Silence is a reason to evict once it was watched for so long.
+    pub(crate) listen: Micros,
+    /// For how long this leader has watched.
+    pub(crate) watched: Micros,
     /// Whether running jobs may be moved and displaced in this cycle.
     pub(crate) reschedule: bool,
     pub(crate) pods: &'a [Arc<Pod>],
@@ -93,6 +97,18 @@ pub(crate) struct Assembled {
     pub(crate) refused: Vec<(PodName, String)>,
     /// Pods on a GPU that another pod holds.
     pub(crate) doubled: Vec<(PodName, GpuId)>,
+    /// Pods that run and whose owner has not been told yet that they are never moved, and why.
+    pub(crate) held: Vec<(PodName, Hold)>,
+}
+
+impl Assembled {
+    /// Whether nothing is to be done for anybody.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pods.is_empty()
+            && self.refused.is_empty()
+            && self.doubled.is_empty()
+            && self.held.is_empty()
+    }
 }
 
 /// A node and what is free on it.
@@ -130,6 +146,7 @@ pub(crate) fn assemble(view: &View<'_>) -> Assembled {
         missing: BTreeSet::new(),
         refused: Vec::new(),
         doubled,
+        held: Vec::new(),
     };
     let candidates = candidates(view, &seen, &residents, &jobs, &mut out);
     if candidates.is_empty() {
@@ -258,6 +275,11 @@ fn candidates(
         let here = on.and_then(|gpu| seen.get(gpu.as_str()));
         let hold = || pods::hold(pod, jobs);
         if let Some(gpu) = on {
+            // Asked in each cycle, for as long as the pod does not say it: what was said once may not
+            // have arrived.
+            if !pods::knows_it_stays(pod) && hold() == Some(Hold::CountsAsFailure) {
+                out.held.push((name.clone(), Hold::CountsAsFailure));
+            }
             let left_alone = match here {
                 None => {
                     out.missing.insert(gpu.clone());

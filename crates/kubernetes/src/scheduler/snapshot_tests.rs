@@ -12,6 +12,9 @@ use crate::scheduler::decide::{Action, decide};
 use crate::scheduler::offer::real_type;
 use crate::scheduler::planning;
 
+#[path = "residents_tests.rs"]
+mod residents;
+
 const NOW_S: i64 = 1_000_000;
 
 /// A cluster that a test writes down.
@@ -24,6 +27,8 @@ struct World {
     assumed: BTreeMap<String, Assumed>,
     aside: BTreeMap<String, String>,
     missing: BTreeMap<GpuId, Micros>,
+    jobs: Vec<Arc<Job>>,
+    watched: Micros,
     reschedule: bool,
 }
 
@@ -103,6 +108,8 @@ impl World {
             assumed: BTreeMap::new(),
             aside: BTreeMap::new(),
             missing: BTreeMap::new(),
+            jobs: Vec::new(),
+            watched: Micros::from_secs(300),
             reschedule: false,
         }
     }
@@ -116,13 +123,15 @@ impl World {
             at: pods::micros(at(NOW_S)),
             scheduler: "muxflow",
             stale_after: Micros::from_secs(300),
+            listen: Micros::from_secs(300),
+            watched: self.watched,
             reschedule: self.reschedule,
             pods: &self.pods,
             nodes: &self.nodes,
             gpus: &self.gpus,
             profiles: &self.profiles,
             models: &self.models,
-            jobs: &[],
+            jobs: &self.jobs,
             assumed: &self.assumed,
             aside: &self.aside,
             missing: &self.missing,
@@ -160,72 +169,6 @@ impl World {
 fn settled(status: impl Fn(&mut GpuStatus)) -> World {
     let gpus = vec![gpu_that("GPU-a", "n1", status)];
     World::new(vec![node("n1", 8)], gpus, vec![on("job", "n1", "GPU-a", json!({}))])
-}
-
-#[test]
-fn an_agent_that_starts_evicts_nobody_and_takes_nobody() {
-    for reschedule in [false, true] {
-        let mut world = settled(|s| s.state = State::Init);
-        world.reschedule = reschedule;
-        assert_eq!(world.leaving(), [], "Init");
-        world.gpus[0] = {
-            let mut bare = gpu("GPU-a", "n1");
-            bare.status = None;
-            Arc::new(bare)
-        };
-        assert_eq!(world.leaving(), [], "without a status");
-    }
-    let mut world = settled(|s| s.state = State::Init);
-    world.pods = vec![waiting("new")];
-    assert_eq!(world.bound(), []);
-}
-
-#[test]
-fn an_agent_that_lives_evicts_by_itself() {
-    for state in [State::Overlimit, State::Disabled] {
-        for reschedule in [false, true] {
-            let mut world = settled(|s| s.state = state);
-            world.reschedule = reschedule;
-            assert_eq!(world.leaving(), [], "{state:?}");
-            world.pods.push(waiting("new"));
-            assert_eq!(world.bound(), [], "{state:?}");
-        }
-        let silent = settled(|s| {
-            s.state = state;
-            s.observed_at.0 = at(NOW_S - 301);
-        });
-        assert_eq!(silent.leaving(), [("job".to_owned(), "GpuOverlimit")]);
-    }
-    let silent = settled(|s| s.observed_at.0 = at(NOW_S - 301));
-    assert_eq!(silent.leaving(), [], "a healthy GPU whose agent is silent");
-}
-
-#[test]
-fn a_move_off_an_ill_gpu_says_so() {
-    let mut world = settled(|s| {
-        s.state = State::Overlimit;
-        s.observed_at.0 = at(NOW_S - 301);
-    });
-    world.gpus.push(Arc::new(gpu("GPU-b", "n1")));
-    let actions = world.actions();
-    let [Action::Evict { reason, note, forced: true, .. }] = actions.as_slice() else {
-        panic!("{actions:?}")
-    };
-    assert_eq!(*reason, "GpuOverlimit");
-    assert!(note.contains("GPU-a") && note.contains("GPU-b is free"), "{note}");
-}
-
-#[test]
-fn a_gpu_that_nobody_reports_is_gone_only_after_minutes() {
-    let mut world = settled(|_| {}).rescheduled();
-    world.gpus.clear();
-    assert_eq!(world.leaving(), []);
-    let gone = GpuId::new("GPU-a").unwrap();
-    assert_eq!(world.assemble().missing, BTreeSet::from([gone.clone()]));
-    world.missing.insert(gone.clone(), Micros(pods::micros(at(NOW_S - 299)).0));
-    assert_eq!(world.leaving(), []);
-    world.missing.insert(gone, pods::micros(at(NOW_S - 300)));
-    assert_eq!(world.leaving(), [("job".to_owned(), "GpuGone")]);
 }
 
 #[test]
@@ -408,12 +351,6 @@ fn what_differs_in_nothing_that_counts_is_one_kind() {
     known.models.insert(model(0.5, &["d/p3"]));
     let named = WorkloadName::new("d/p3").unwrap();
     assert!(known.assemble().snapshot.jobs.iter().any(|j| j.workload == named));
-}
-
-#[test]
-fn an_old_status_takes_nothing_new() {
-    let world = settled(|s| s.observed_at.0 = at(NOW_S - 301)).rescheduled();
-    assert_eq!(world.assemble().snapshot.gpus[0].health, HealthState::Unhealthy);
 }
 
 #[test]

@@ -56,6 +56,7 @@ pub(crate) fn settings(identity: &str) -> Settings {
     Settings {
         lease: Duration::from_secs(3),
         settle: Duration::from_millis(50),
+        listen: Duration::from_secs(1),
         ..Settings::new(install::NAMESPACE, identity)
     }
 }
