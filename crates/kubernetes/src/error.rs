@@ -37,6 +37,9 @@ pub enum Error {
         /// How.
         why: String,
     },
+    /// A leader that does nothing.
+    #[error("no look at the cluster was finished for {} s although this replica leads; it is ended, for another to lead", .0.as_secs())]
+    Hangs(Duration),
     /// A setting that makes no sense.
     #[error("`{setting}`: {problem}")]
     Setting {

@@ -2,15 +2,19 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use muxflow_agent::http::PageServer;
 use muxflow_kubernetes::connect::connect;
 use muxflow_kubernetes::scheduler::{self, Settings};
 use muxflow_types::Micros;
 use tokio::signal::unix::{SignalKind, signal};
+
+/// A scheduler that hangs ends by itself, where it can, before it is left behind.
+const MARGIN: Duration = Duration::from_secs(30);
 
 /// Schedule pods with `schedulerName: muxflow` on a Kubernetes cluster.
 #[derive(Debug, Args)]
@@ -51,14 +55,14 @@ pub(crate) fn run(args: SchedulerArgs) -> anyhow::Result<ExitCode> {
     settings.stale_after = Duration::from_secs(args.stale_after);
     settings.listen = settings.stale_after;
     settings.parameters.interval = Micros::from_secs(args.interval);
-    let counters = std::sync::Arc::clone(&settings.counters);
+    let counters = Arc::clone(&settings.counters);
     let page = args.metrics.map(|address| PageServer::start(&address, move || counters.page()));
     let _page = page.transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen to SIGINT")?;
         let mut terminate = signal(SignalKind::terminate()).context("cannot listen to SIGTERM")?;
         let stop = async move {
@@ -68,9 +72,18 @@ pub(crate) fn run(args: SchedulerArgs) -> anyhow::Result<ExitCode> {
             }
         };
         let client = connect(args.kubeconfig.as_deref()).await?;
-        scheduler::run(client, settings, stop).await?;
+        let (counters, limit) = (Arc::clone(&settings.counters), settings.stall + MARGIN);
+        // In a task of its own, so that one that never comes back can be left behind.
+        let running = tokio::spawn(scheduler::run(client, settings, stop));
+        tokio::select! {
+            ended = running => ended.context("the scheduler broke down")??,
+            () = counters.hangs(limit) => bail!("the scheduler hangs; it is left behind"),
+        }
         Ok(ExitCode::SUCCESS)
-    })
+    });
+    // A plan that never ends must not keep the process.
+    runtime.shutdown_background();
+    ended
 }
 
 /// A name that no other replica has: the machine's, and this process's id.

@@ -2,12 +2,18 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether a replica hangs.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Counters of one replica.
 #[derive(Debug, Default)]
 pub struct Counters {
     leads: AtomicBool,
+    /// When this replica began to lead, or last finished a look; none while it does not lead.
+    looked_at: Mutex<Option<Instant>>,
     looks: AtomicU64,
     cycles: AtomicU64,
     bound: AtomicU64,
@@ -26,6 +32,25 @@ fn micros(time: Duration) -> u64 {
 impl Counters {
     pub(crate) fn lead(&self, leads: bool) {
         self.leads.store(leads, Ordering::Relaxed);
+        *self.looked_at.lock().unwrap_or_else(PoisonError::into_inner) = leads.then(Instant::now);
+    }
+
+    /// What followed from a look at the cluster was done.
+    pub(crate) fn looked(&self) {
+        *self.looked_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Whether this replica leads and has finished no look for so long.
+    pub(crate) fn is_stalled(&self, limit: Duration) -> bool {
+        let at = *self.looked_at.lock().unwrap_or_else(PoisonError::into_inner);
+        at.is_some_and(|at| at.elapsed() >= limit)
+    }
+
+    /// Comes back once this replica hangs: it leads and has finished no look for so long.
+    pub async fn hangs(&self, limit: Duration) {
+        while !self.is_stalled(limit) {
+            tokio::time::sleep(LOOK_EVERY.min(limit / 2)).await;
+        }
     }
 
     /// The whole cluster was looked at.
@@ -149,5 +174,27 @@ mod tests {
             assert!(page.lines().any(|l| l == line), "{line} not in {page}");
         }
         assert_eq!(counters.bound(), 6);
+    }
+
+    #[tokio::test]
+    async fn a_leader_that_finishes_no_look_hangs() {
+        let (counters, limit) = (Counters::default(), Duration::from_millis(300));
+        let patience = limit * 3;
+        let hangs = || tokio::time::timeout(patience, counters.hangs(limit));
+        hangs().await.expect_err("who does not lead has nothing to look at");
+        counters.lead(true);
+        let looks = async {
+            loop {
+                tokio::time::sleep(limit / 10).await;
+                counters.looked();
+            }
+        };
+        tokio::select! {
+            ended = hangs() => ended.expect_err("it looks again and again"),
+            () = looks => unreachable!(),
+        };
+        hangs().await.unwrap();
+        counters.lead(false);
+        assert!(!counters.is_stalled(limit));
     }
 }

@@ -62,6 +62,8 @@ pub struct Settings {
     pub stale_after: Duration,
     /// A leader takes silence for a reason to evict once it has watched for so long.
     pub listen: Duration,
+    /// A leader that has finished no look at the cluster for so long is taken to hang.
+    pub stall: Duration,
     /// The planner's own settings, the interval of rescheduling included.
     pub parameters: Parameters,
     /// What the scheduler did, for a page of metrics.
@@ -79,6 +81,7 @@ impl Settings {
             settle: Duration::from_millis(500),
             stale_after: Duration::from_secs(300),
             listen: Duration::from_secs(300),
+            stall: Duration::from_secs(300),
             parameters: Parameters::default(),
             counters: Arc::default(),
         }
@@ -129,7 +132,8 @@ pub async fn run(
     let (end, ended) = watch::channel(false);
     let claim =
         Claim::new(client.clone(), &settings.namespace, LEASE, &settings.identity, settings.lease);
-    let tending = tokio::spawn(tend(claim, tell, ended));
+    let watching = (Arc::clone(&settings.counters), settings.stall);
+    let tending = tokio::spawn(tend(claim, tell, ended, watching));
     let mut brake = Brake::new(Instant::now());
     let leading = async {
         loop {
@@ -152,6 +156,7 @@ pub async fn run(
     };
     let result = tokio::select! {
         result = leading => result,
+        () = settings.counters.hangs(settings.stall) => Err(Error::Hangs(settings.stall)),
         () = stop => Ok(()),
     };
     // Nothing is sent any more; only now may the lease go.
@@ -162,15 +167,23 @@ pub async fn run(
     result
 }
 
-/// Keeps the lease, or tries to get it, and tells until when it is ours.
+/// Keeps the lease, or tries to get it, and tells until when it is ours. The lease of a leader that
+/// hangs runs out: another replica may do what this one does not.
 async fn tend(
     mut claim: Claim,
     tell: watch::Sender<Option<Valid>>,
     mut ended: watch::Receiver<bool>,
+    (counters, stall): (Arc<Counters>, Duration),
 ) {
     loop {
         let period = claim.period();
-        match tokio::time::timeout(period * 2, claim.tend()).await {
+        let tended = async {
+            if counters.is_stalled(stall) {
+                return Err(Error::Hangs(stall));
+            }
+            claim.tend().await
+        };
+        match tokio::time::timeout(period * 2, tended).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::warn!(
                 error = &error as &dyn std::error::Error,
@@ -261,6 +274,7 @@ impl<'a> Leader<'a> {
             }
             let began = Instant::now();
             let outcome = self.cycle(reschedule, valid, term).await?;
+            self.settings.counters.looked();
             idle = outcome.idle;
             // What was postponed for the lease's sake goes on at once; words can wait.
             let again = outcome.failed + outcome.untold;
