@@ -73,9 +73,22 @@ pub struct Node {
     ground: Arc<Ground>,
     services: Arc<report::Services>,
     later: Later,
+    /// Says that the agent leaves, and ends the reports with it.
+    leave: watch::Sender<bool>,
+    reports: JoinSet<()>,
     stop: watch::Sender<bool>,
-    tasks: JoinSet<()>,
+    /// Loops that end when they are told to stop.
+    loops: JoinSet<()>,
+    /// What goes on for as long as anybody listens.
+    streams: JoinSet<()>,
 }
+
+/// How long the last words may take; the API server may be away.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+/// A pod that was bound before those words were heard still finds its device for so long.
+const LATE_COMERS: Duration = Duration::from_secs(2);
+/// How long the loops may take to end.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 impl Node {
     /// Starts everything. `wishes` are what the executor says must leave.
@@ -86,14 +99,15 @@ impl Node {
         mut wishes: UnboundedReceiver<Wish>,
     ) -> Result<Self, Error> {
         let changed = Arc::new(Notify::new());
-        let mut tasks = JoinSet::new();
+        let (mut streams, mut loops, mut reports) =
+            (JoinSet::new(), JoinSet::new(), JoinSet::new());
         let here = watcher::Config::default().fields(&format!("spec.nodeName={}", settings.node));
         let api: Api<Pod> = Api::all(client.clone());
-        let pods = watches::follow(&mut tasks, api, here, watches::whole, &changed);
+        let pods = watches::follow(&mut streams, api, here, watches::whole, &changed);
         watches::first_list("pods", &pods, settings.patience).await?;
         let (tell, told) = unbounded_channel();
         let ground = Arc::new(Ground::new(executor, pods, &settings.places, tell.clone()));
-        tasks.spawn(async move {
+        streams.spawn(async move {
             while let Some(wish) = wishes.recv().await {
                 drop(tell.send(wish));
             }
@@ -110,11 +124,11 @@ impl Node {
                 resource: DevicePlugin::resource(kind),
                 options: DevicePlugin::options(kind),
             };
-            tasks.spawn(registration.run(plugin, stopped.clone()));
+            loops.spawn(registration.run(plugin, stopped.clone()));
             devices.push((kind, teller));
         }
         if let Some(sockets) = &settings.dra {
-            start_driver(&mut tasks, &client, settings, sockets, &ground, &stopped).await?;
+            start_driver(&mut loops, &client, settings, sockets, &ground, &stopped).await?;
         }
         let urgent = Arc::new(Notify::new());
         let services = Arc::new(report::Services::default());
@@ -123,17 +137,18 @@ impl Node {
         let advice = later.clone();
         let advise = move |pod, what| advice.tell(pod, "NoPreStop", "Running", what);
         let local = guests::Local::new(Arc::clone(&ground), devices, Arc::clone(&urgent), advise);
-        tasks.spawn(local.run(changed, stopped.clone()));
+        loops.spawn(local.run(changed, stopped.clone()));
         let reporter = report::Reporter::new(
             client.clone(),
             Arc::clone(&ground),
             settings,
             Arc::clone(&services),
         );
-        tasks.spawn(reporter.run(urgent, stopped.clone()));
+        let (leave, leaves) = watch::channel(false);
+        reports.spawn(reporter.run(urgent, leaves));
         let evictor = evict::Evictor::new(client, Arc::clone(&ground), teller);
-        tasks.spawn(evictor.run(told, stopped));
-        Ok(Node { ground, services, later, stop, tasks })
+        loops.spawn(evictor.run(told, stopped));
+        Ok(Node { ground, services, later, leave, reports, stop, loops, streams })
     }
 
     /// Says on a guest's pod what it did, so that its owner and who operates the cluster see it.
@@ -152,14 +167,28 @@ impl Node {
     /// An error once a loop has ended that nobody told to: the agent cannot do its work without any of
     /// them, and must be started anew.
     pub fn check(&mut self) -> Result<(), Error> {
-        watches::all_run("a loop of the node's side", &mut self.tasks)
+        for tasks in [&mut self.reports, &mut self.loops, &mut self.streams] {
+            watches::all_run("a loop of the node's side", tasks)?;
+        }
+        Ok(())
     }
 
-    /// Ends all loops. Pods stay as they are.
+    /// Ends all loops. Pods stay as they are. First the cluster is told that nobody is to come: a pod
+    /// that finds no plugin is rejected by the kubelet, and its Job pays for that.
     pub async fn stop(mut self) {
+        self.leave.send_replace(true);
+        if tokio::time::timeout(LAST_WORDS, self.reports.join_next()).await.is_err() {
+            tracing::warn!("the cluster could not be told in time that the agent leaves");
+        }
+        tokio::time::sleep(LATE_COMERS).await;
         self.stop.send_replace(true);
-        drop(tokio::time::timeout(Duration::from_secs(5), self.tasks.join_next()).await);
-        self.tasks.shutdown().await;
+        let ends = async { while self.loops.join_next().await.is_some() {} };
+        if tokio::time::timeout(ENDS_WITHIN, ends).await.is_err() {
+            tracing::warn!("a loop of the node's side does not end");
+        }
+        for mut tasks in [self.reports, self.loops, self.streams] {
+            tasks.shutdown().await;
+        }
     }
 }
 

@@ -28,6 +28,9 @@ const WRITER: &str = "muxflow-agent";
 /// The name of processes that nobody has declared, and that cannot share.
 const OUTSIDE: &str = "outside-mps";
 
+/// The reason of a GPU whose agent has left.
+const LEAVES: &str = "the agent leaves";
+
 /// An online pod on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Service {
@@ -120,7 +123,8 @@ impl Reporter {
         }
     }
 
-    pub(crate) async fn run(mut self, urgent: Arc<Notify>, mut stop: watch::Receiver<bool>) {
+    /// Reports until the agent leaves, and says so last.
+    pub(crate) async fn run(mut self, urgent: Arc<Notify>, mut leaves: watch::Receiver<bool>) {
         loop {
             self.find_services().await;
             for gpu in self.ground.executor.gpus() {
@@ -128,12 +132,32 @@ impl Reporter {
             }
             tokio::select! {
                 () = tokio::time::sleep(news::AT_MOST_EVERY) => {}
-                _ = stop.wait_for(|stop| *stop) => return,
+                _ = leaves.wait_for(|leaves| *leaves) => break,
             }
             tokio::select! {
                 () = tokio::time::sleep(LOOK_EVERY.min(self.every)) => {}
                 () = urgent.notified() => {}
-                _ = stop.wait_for(|stop| *stop) => return,
+                _ = leaves.wait_for(|leaves| *leaves) => break,
+            }
+        }
+        self.take_leave().await;
+    }
+
+    /// GPUs that would take a pod take none until the next agent speaks. Where offline work must leave,
+    /// that stays the last word: if no agent comes, the scheduler acts upon it.
+    async fn take_leave(&mut self) {
+        for gpu in self.ground.executor.gpus() {
+            let known = self.created.contains(&gpu.uuid);
+            let Some(reading) = self.ground.executor.read(&gpu.uuid).filter(|_| known) else {
+                continue;
+            };
+            let mut status = self.status(&gpu, &reading);
+            if matches!(status.state, State::Overlimit | State::Disabled) {
+                continue;
+            }
+            (status.state, status.reason) = (State::Init, Some(LEAVES.to_owned()));
+            if let Err(error) = self.write(&gpu, &reading, &status).await {
+                tracing::warn!(gpu = gpu.uuid, %error, "that the agent leaves could not be told");
             }
         }
     }

@@ -54,6 +54,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     }),
     ("an_agent_holds_whom_a_budget_keeps", |s| node::a_budget_says_no(s).boxed_local()),
     ("an_agent_that_restarts_loses_nobody", |s| node::restarted(s).boxed_local()),
+    ("an_agent_that_leaves_says_so_first", |s| node::leaving(s).boxed_local()),
     ("deleting_a_pod_drains_it", |s| node::deleting_drains(s).boxed_local()),
     ("a_claim_is_allocated_prepared_and_let_go", |s| dra::claims(s).boxed_local()),
     ("gpus_profiles_and_models_print_as_tables", |s| install::table(s).boxed_local()),

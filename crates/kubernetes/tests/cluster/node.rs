@@ -22,7 +22,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::Stage;
 use crate::install;
-use crate::world::{self, NAMESPACE, Scheduler};
+use crate::world::{self, NAMESPACE, Scheduler, World};
 
 pub(crate) const GPU: &str = "GPU-real";
 
@@ -283,8 +283,13 @@ pub(crate) async fn restarted(stage: &mut Stage) {
         }
     };
     first.node.stop().await;
+    left(&world, State::Init, Some("the agent leaves")).await;
     let Side { node, executor, .. } = side_in(stage, client, None, State::Init).await;
-    told(State::Init).await;
+    wait("the new one heard", || async {
+        let status = world.gpus.get("gpu-real").await.unwrap().status?;
+        status.reason.is_none().then_some(())
+    })
+    .await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     world.gpus.delete("gpu-real", &DeleteParams::default()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -296,6 +301,40 @@ pub(crate) async fn restarted(stage: &mut Stage) {
     told(State::Healthy).await;
     scheduler.stop().await;
     node.stop().await;
+}
+
+/// What an agent that has stopped said last, by the time it is gone.
+async fn left(world: &World, state: State, reason: Option<&str>) {
+    let status = world.gpus.get("gpu-real").await.unwrap().status.unwrap();
+    assert_eq!((status.state, status.reason.as_deref()), (state, reason));
+}
+
+/// An agent that leaves says so first: a pod that comes then waits for the next agent and is not put
+/// where no plugin would answer. A GPU whose last word was that offline work leaves keeps it.
+pub(crate) async fn leaving(stage: &mut Stage) {
+    let world = stage.world.clone();
+    let client = install::limited(stage, "muxflow-agent").await;
+    world.node("n1", json!({}), json!({})).await;
+    let first = side(stage, client.clone()).await;
+    wait("the GPU reported", || async { world.gpus.get_opt("gpu-real").await.unwrap()?.status })
+        .await;
+    let scheduler = Scheduler::start(stage.limited().await, world::settings("a"));
+    first.node.stop().await;
+    left(&world, State::Init, Some("the agent leaves")).await;
+    world.pod("job", json!({}), json!({})).await;
+    world.wait_for_event("job", "FailedScheduling").await;
+    assert_eq!(world.places().await.len(), 0, "bound where nobody lets it in");
+    let second = side(stage, client).await;
+    world.wait_for_places(1).await;
+    second.executor.set(State::Overlimit);
+    wait("Overlimit told", || async {
+        let status = world.gpus.get("gpu-real").await.unwrap().status?;
+        (status.state == State::Overlimit).then_some(())
+    })
+    .await;
+    second.node.stop().await;
+    left(&world, State::Overlimit, None).await;
+    scheduler.stop().await;
 }
 
 /// `kubectl delete pod`: the guest is drained as soon as it is asked to leave, whatever its first
