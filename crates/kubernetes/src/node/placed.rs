@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::runtime::reflector::Store;
 use muxflow_types::{Bytes, GpuId, JobId, Micros, SmShare};
 
@@ -78,16 +78,11 @@ pub(crate) fn with(pod: &Pod, grant: Grant) -> Result<Placed, String> {
 /// What to tell of a pod whose container begins to end before anybody can drain its work on the GPU;
 /// nothing when each that has the GPU waits in its `preStop`.
 pub(crate) fn without_pre_stop(pod: &Pod) -> Option<String> {
-    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-    let hasty: Vec<&str> = containers
-        .filter(|container| {
-            let resources = container.resources.as_ref();
-            let limits = resources.and_then(|r| r.limits.as_ref());
-            let device = limits.is_some_and(|limits| limits.contains_key(names::OFFLINE_RESOURCE));
-            let claim = resources.is_some_and(|r| r.claims.as_ref().is_some_and(|c| !c.is_empty()));
-            let waits = container.lifecycle.as_ref().is_some_and(|l| l.pre_stop.is_some());
-            (device || claim) && !waits
-        })
+    let waits = |container: &&Container| {
+        container.lifecycle.as_ref().is_some_and(|lifecycle| lifecycle.pre_stop.is_some())
+    };
+    let hasty: Vec<&str> = pods::with_gpu(pod)
+        .filter(|container| !waits(container))
         .map(|container| container.name.as_str())
         .collect();
     (!hasty.is_empty()).then(|| {
@@ -122,4 +117,26 @@ pub(crate) fn find(store: &Store<Pod>, namespace: &str, name: &str) -> Option<Ar
             && pod.metadata.name.as_deref() == Some(name)
             && !pods::is_finished(pod)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_sidecar_with_the_gpu_is_told_to_wait_too() {
+        let gpu = json!({"limits": {names::OFFLINE_RESOURCE: "1"}});
+        let waits = json!({"preStop": {"sleep": {"seconds": 3}}});
+        let pod = |lifecycle: serde_json::Value| -> Pod {
+            let sidecar = json!({"name": "train", "restartPolicy": "Always", "resources": gpu,
+                "lifecycle": lifecycle});
+            serde_json::from_value(json!({"metadata": {}, "spec":
+                {"containers": [{"name": "log"}], "initContainers": [sidecar]}}))
+            .unwrap()
+        };
+        let said = without_pre_stop(&pod(json!(null))).unwrap();
+        assert!(said.contains("container train has no preStop"), "{said}");
+        assert_eq!(without_pre_stop(&pod(waits)), None);
+    }
 }

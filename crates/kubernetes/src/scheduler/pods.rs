@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use muxflow_types::{Bytes, GpuType, JobId, Micros, SmCount, SmShare, WorkloadName};
 
@@ -152,11 +153,31 @@ pub(crate) fn displaces_nobody(pod: &Pod) -> bool {
     pod.spec.as_ref().and_then(|s| s.preemption_policy.as_deref()) == Some("Never")
 }
 
+/// The containers of a pod that have a GPU, as a device or by a claim; sidecars too, but not those that
+/// end before the others begin.
+pub(crate) fn with_gpu(pod: &Pod) -> impl Iterator<Item = &Container> {
+    let spec = pod.spec.as_ref();
+    let sidecars = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
+    let sidecars = sidecars.filter(|c| c.restart_policy.as_deref() == Some("Always"));
+    let all = spec.into_iter().flat_map(|spec| &spec.containers).chain(sidecars);
+    all.filter(|container| {
+        container.resources.as_ref().is_some_and(|resources| {
+            let device = |of: &BTreeMap<String, Quantity>| {
+                of.contains_key(names::OFFLINE_RESOURCE) || of.contains_key(names::ONLINE_RESOURCE)
+            };
+            resources.limits.as_ref().is_some_and(device)
+                || resources.requests.as_ref().is_some_and(device)
+                || resources.claims.as_ref().is_some_and(|claims| !claims.is_empty())
+        })
+    })
+}
+
+/// The user whose processes are on the GPU.
 pub(crate) fn runs_as(pod: &Pod) -> Option<u32> {
     let spec = pod.spec.as_ref()?;
-    let own = spec
-        .containers
-        .first()
+    let own = with_gpu(pod)
+        .next()
+        .or(spec.containers.first())
         .and_then(|c| c.security_context.as_ref())
         .and_then(|s| s.run_as_user);
     let shared = spec.security_context.as_ref().and_then(|s| s.run_as_user);
@@ -285,6 +306,31 @@ mod tests {
         stuck.metadata.annotations =
             Some(BTreeMap::from([(names::MOVABLE.to_owned(), "false".to_owned())]));
         assert_eq!(hold(&stuck, &none), Some(Hold::NotMovable));
+    }
+
+    #[test]
+    fn the_user_is_that_of_the_container_with_the_gpu() {
+        let with = |spec: Value| -> Option<u32> {
+            runs_as(&serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap())
+        };
+        let user = |n: u32| json!({"runAsUser": n});
+        let device = json!({"limits": {names::OFFLINE_RESOURCE: "1"}});
+        let claim = json!({"claims": [{"name": "gpu"}]});
+        let log = json!({"name": "log", "securityContext": user(1)});
+        for gpu in [&device, &claim] {
+            let train = json!({"name": "t", "securityContext": user(2), "resources": gpu});
+            assert_eq!(with(json!({"containers": [log, train]})), Some(2));
+            let mut sidecar = train.clone();
+            sidecar["restartPolicy"] = json!("Always");
+            let spec = json!({"containers": [log], "initContainers": [train, sidecar]});
+            let pod = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
+            assert_eq!(with_gpu(&pod).count(), 1, "one that ends before the others begin has none");
+            assert_eq!(with(spec), Some(2));
+            let plain = json!({"name": "t", "resources": gpu});
+            let spec = json!({"containers": [log, plain], "securityContext": user(3)});
+            assert_eq!(with(spec), Some(3), "its own, else the pod's");
+        }
+        assert_eq!(with(json!({"containers": [log]})), Some(1));
     }
 
     #[test]
