@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use muxflow_kubernetes::names;
 use muxflow_kubernetes::resource::Gpu;
@@ -15,6 +16,9 @@ use crate::stage::{GPUS, Stage, offered};
 
 /// A job whose first process is a shell, with a worker that records what it does.
 const SHELL: &str = r#""$WORKER" 500 8 "$OUT/$NAME.pause" "$OUT/$NAME.record" hold=128; exit 9"#;
+
+/// The same, which writes down when it was told to end, and passes that on to nobody.
+const TOLD: &str = r#"trap 'date +%s%N > "$OUT/$NAME.told"' TERM; "$WORKER" 500 8 "$OUT/$NAME.pause" "$OUT/$NAME.record" hold=128 & wait $!; wait $!; exit 9"#;
 
 /// A kubelet that starts again forgets its plugins and deletes their sockets. The plugin comes back
 /// by itself, and who runs goes on.
@@ -130,7 +134,7 @@ pub(crate) async fn unharmed(stage: &Stage, before: &Pod) {
 pub(crate) async fn deleted(stage: &mut Stage) {
     two_services(stage).await;
     stage.pause("shell", 5_000);
-    let mut spec = stage.spec(names::OFFLINE_RESOURCE, SHELL);
+    let mut spec = stage.spec(names::OFFLINE_RESOURCE, TOLD);
     spec["terminationGracePeriodSeconds"] = json!(15);
     spec["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 3}}});
     // The finalizer keeps the pod's object for as long as the test looks.
@@ -140,11 +144,16 @@ pub(crate) async fn deleted(stage: &mut Stage) {
     stage.pods().delete("shell", &DeleteParams::default()).await.unwrap();
     let line = format!("guest is drained job={}", pod.metadata.uid.unwrap());
     let this = &*stage;
-    wait("the guest drained", || async {
+    let drained = wait("the guest drained", || async {
         let log = this.agent_log();
-        log.lines().any(|l| plain(l).contains(&line)).then_some(())
+        log.lines().map(plain).find(|l| l.contains(&line))
     })
     .await;
+    let told = stage.out.join("shell.told");
+    let told = wait("the first signal", || async { std::fs::read_to_string(&told).ok() });
+    let told: i128 = told.await.trim().parse().unwrap();
+    let at: Timestamp = drained.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(at.as_nanosecond() < told, "told to end at {told} before: {drained}");
     let (pod, end) = wait("the container ended", || async {
         let pod = this.pods().get("shell").await.unwrap();
         let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
@@ -201,6 +210,8 @@ pub(crate) async fn evicted(stage: &mut Stage) {
         "$WORKER" 500 8 "$OUT/job.pause" "$OUT/$NAME.record" hold=most > "$OUT/$NAME.log" & while [ ! -e "$OUT/done" ]; do sleep 0.2; done; kill $!; wait; exit 0"#;
     stage.pause("job", 2_000);
     let mut spec = stage.spec(names::OFFLINE_RESOURCE, script);
+    // Long enough for what draining takes, and for a window to save its state in.
+    spec["terminationGracePeriodSeconds"] = json!(20);
     spec["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 1}}});
     stage.create_job("job", spec).await;
     let this = &*stage;
