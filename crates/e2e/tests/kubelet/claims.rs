@@ -1,6 +1,7 @@
 //! Claims: the driver beside the device plugin, asked by a real kubelet.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams};
 use kube::core::GroupVersionKind;
@@ -124,6 +125,18 @@ pub(crate) async fn claims(stage: &mut Stage) {
     stage.works("claimed", 10).await;
 }
 
+/// Waits until the kubelet has put the health of a pod's device into the pod's status.
+async fn healthy_on(stage: &Stage, pod: &str) {
+    wait("the health of the device in the pod's status", || async {
+        let status = stage.pods().get(pod).await.unwrap().status?;
+        let told = status.container_statuses?.pop()?.allocated_resources_status?;
+        let of_claim = told.into_iter().find(|told| told.name == "claim:gpu")?;
+        let device = of_claim.resources?.pop()?;
+        (device.health.as_deref() == Some("Healthy")).then_some(())
+    })
+    .await;
+}
+
 /// A job by a claim that MuxFlow's scheduler allocates, and one as a device.
 async fn jobs(stage: &mut Stage) {
     stage.pause("job", 5_000);
@@ -144,6 +157,7 @@ async fn jobs(stage: &mut Stage) {
     for file in files(stage, &claim) {
         assert!(file.exists(), "{}", file.display());
     }
+    healthy_on(stage, "job").await;
     stage.create("beside", stage.spec(names::OFFLINE_RESOURCE, "exec sleep 600")).await;
     let beside = stage.running("beside").await;
     assert_ne!(annotation(&beside, names::GPU), planned, "one GPU for two jobs");
@@ -195,4 +209,26 @@ async fn jobs(stage: &mut Stage) {
         (std::fs::read_dir(&folder).unwrap().count() == 1).then_some(())
     })
     .await;
+    come_during_an_update(stage).await;
+}
+
+/// Jobs that come while the agent is updated wait for the next one; no pod is rejected for want of a
+/// plugin. None of them may fail once.
+async fn come_during_an_update(stage: &Stage) {
+    let names: Vec<String> = (0..6).map(|n| format!("during-{n}")).collect();
+    let create = async {
+        for name in &names {
+            stage.create_job(name, stage.spec(names::OFFLINE_RESOURCE, "exit 0")).await;
+            tokio::time::sleep(Duration::from_millis(700)).await;
+        }
+    };
+    futures::join!(stage.chart.update_agent(), create);
+    for name in &names {
+        wait(&format!("{name} finished"), || async {
+            let status = stage.jobs().get(name).await.unwrap().status?;
+            assert_eq!(status.failed.unwrap_or(0), 0, "{name} lost a pod to the update");
+            (status.succeeded == Some(1)).then_some(())
+        })
+        .await;
+    }
 }

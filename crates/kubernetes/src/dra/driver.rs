@@ -16,6 +16,7 @@ use tonic::body::Body;
 use tonic::codegen::http::{Request as HttpRequest, Response as HttpResponse};
 
 use super::claims::{self, Claimed};
+use super::health;
 use super::wire::*;
 use super::{DRIVER, slice};
 use crate::device::grpc::{self, Routes};
@@ -67,6 +68,7 @@ impl Sockets {
 pub struct Driver {
     client: Client,
     ground: Arc<Ground>,
+    node: String,
     sockets: Sockets,
     cdi: PathBuf,
     /// Told when the kubelet has taken the driver.
@@ -138,8 +140,15 @@ fn single(name: &str, status: Status) -> Result<(Given, String), String> {
 
 impl Driver {
     /// Answers on these sockets; devices of claims are written into the runtime's folder.
-    pub fn new(client: Client, ground: Arc<Ground>, sockets: Sockets, cdi: PathBuf) -> Self {
-        Driver { client, ground, sockets, cdi, registered: Arc::default() }
+    pub fn new(
+        client: Client,
+        ground: Arc<Ground>,
+        node: &str,
+        sockets: Sockets,
+        cdi: PathBuf,
+    ) -> Self {
+        let node = node.to_owned();
+        Driver { client, ground, node, sockets, cdi, registered: Arc::default() }
     }
 
     /// Serves until `stop`; makes its sockets again when somebody removes them.
@@ -403,6 +412,12 @@ impl Routes for Driver {
                     })
                     .await
                 }
+                health::WATCH => {
+                    grpc::streaming(request, |_: health::Ask| {
+                        health::watch(Arc::clone(&this.ground), this.node.clone())
+                    })
+                    .await
+                }
                 other => grpc::unknown(other),
             }
         }
@@ -424,7 +439,7 @@ mod tests {
         let client = crate::connect::client(nobody).unwrap();
         let sockets = Sockets::under(dir.path());
         let ground = Arc::clone(&scene.ground);
-        let driver = Driver::new(client, ground, sockets, dir.path().to_owned());
+        let driver = Driver::new(client, ground, "n1", sockets, dir.path().to_owned());
         let claim = Claim { uid: "c".into(), ..Claim::default() };
         let [a, b]: [LocalGpu; 2] = scene.ground.executor.gpus().try_into().unwrap();
         assert_eq!(driver.known(&claim, OWN, &a), Ok(None));

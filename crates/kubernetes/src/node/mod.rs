@@ -210,7 +210,8 @@ async fn start_driver(
         tracing::warn!("the cluster does not serve {}: no driver for claims", dra::API);
         return Ok(());
     }
-    let driver = Driver::new(client.clone(), Arc::clone(ground), sockets.clone(), cdi);
+    let driver =
+        Driver::new(client.clone(), Arc::clone(ground), &settings.node, sockets.clone(), cdi);
     let driver = Arc::new(driver);
     let publisher = slice::Publisher::new(client.clone(), Arc::clone(ground), &settings.node);
     tasks.spawn(publisher.run(Arc::clone(&driver.registered), stopped.clone()));
