@@ -1,3 +1,5 @@
+//! What a cycle believes when the API server does not answer: only what it has sent may have happened.
+
 use std::sync::Mutex;
 
 use kube::Config;
