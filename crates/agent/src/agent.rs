@@ -1,7 +1,7 @@
 //! The agent as a whole: finds the GPUs, starts their loops, and passes orders and events.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -138,7 +138,6 @@ impl Agent {
             blame: Arc::new(blame),
             breaker: Arc::new(Mutex::new(EvictionBreaker::new(config.breaker))),
             state_dir: config.state_dir.clone(),
-            running_jobs: Arc::new(AtomicUsize::new(0)),
             tell,
         };
         let dcgm = match DcgmLink::open(REFRESH) {

@@ -7,9 +7,9 @@
 //! operator closes it. Evictions for certain reasons (an XID, a lost device, the manager's order)
 //! are never held back, and neither are those for memory: a shut gate gives none back.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
-use muxflow_types::Micros;
+use muxflow_types::{JobId, Micros};
 
 /// How much eviction is believable.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,7 +62,9 @@ pub enum Verdict {
 #[derive(Debug, Clone)]
 pub struct EvictionBreaker {
     params: BreakerParams,
-    evicted: VecDeque<Micros>,
+    /// Who runs and is not being stopped. A guest that was told to leave runs until it is gone.
+    running: BTreeSet<JobId>,
+    evicted: VecDeque<(Micros, JobId)>,
     last_asked: Option<Micros>,
     believed_until: Option<Micros>,
     open: bool,
@@ -73,11 +75,22 @@ impl EvictionBreaker {
     pub fn new(params: BreakerParams) -> Self {
         EvictionBreaker {
             params,
+            running: BTreeSet::new(),
             evicted: VecDeque::new(),
             last_asked: None,
             believed_until: None,
             open: false,
         }
+    }
+
+    /// A job runs.
+    pub fn came(&mut self, job: JobId) {
+        self.running.insert(job);
+    }
+
+    /// A job is being stopped, or is gone.
+    pub fn left(&mut self, job: &JobId) {
+        self.running.remove(job);
     }
 
     /// Whether it holds evictions back.
@@ -96,8 +109,8 @@ impl EvictionBreaker {
         self.evicted.clear();
     }
 
-    /// Asks to evict one of `running` jobs.
-    pub fn ask(&mut self, now: Micros, ground: Ground, running: usize) -> Verdict {
+    /// Asks to evict a job.
+    pub fn ask(&mut self, now: Micros, ground: Ground, job: &JobId) -> Verdict {
         if self.open && self.last_asked.is_some_and(|last| now.since(last) >= self.params.calm_for)
         {
             self.close();
@@ -106,14 +119,16 @@ impl EvictionBreaker {
             return Verdict::Evict;
         }
         self.last_asked = Some(now);
-        while self.evicted.front().is_some_and(|&at| now.since(at) > self.params.window) {
+        while self.evicted.front().is_some_and(|(at, _)| now.since(*at) > self.params.window) {
             self.evicted.pop_front();
         }
         if self.open {
             return Verdict::Hold { opened: false };
         }
         // What ran at the start of the window: what runs now and what was evicted since.
-        let ran = running + self.evicted.len();
+        let gone: BTreeSet<&JobId> = self.evicted.iter().map(|(_, job)| job).collect();
+        let ran =
+            self.running.len() + gone.iter().filter(|job| !self.running.contains(job)).count();
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -125,7 +140,7 @@ impl EvictionBreaker {
             self.open = true;
             return Verdict::Hold { opened: true };
         }
-        self.evicted.push_back(now);
+        self.evicted.push_back((now, job.clone()));
         Verdict::Evict
     }
 }
@@ -135,26 +150,46 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn job(number: usize) -> JobId {
+        JobId::new(&format!("job-{number}")).unwrap()
+    }
+
+    fn with(jobs: usize) -> EvictionBreaker {
+        let mut breaker = EvictionBreaker::new(BreakerParams::default());
+        (0..jobs).for_each(|number| breaker.came(job(number)));
+        breaker
+    }
+
+    /// Jobs are gone soon after they were told to leave, guests much later: a wave is held all the same.
     #[test]
     fn a_few_pass_and_a_wave_is_held() {
-        let mut breaker = EvictionBreaker::new(BreakerParams::default());
-        let now = Micros::from_secs(1);
-        let verdicts: Vec<Verdict> =
-            (0..8).map(|n: usize| breaker.ask(now, Ground::Readings, 8 - n.min(4))).collect();
-        assert_eq!(verdicts[..4], [Verdict::Evict; 4]);
-        assert_eq!(verdicts[4], Verdict::Hold { opened: true });
-        assert_eq!(verdicts[5..], [Verdict::Hold { opened: false }; 3]);
-        assert_eq!(breaker.ask(now, Ground::Certain, 4), Verdict::Evict, "an XID is certain");
-        let later = Micros::from_secs(200);
-        assert_eq!(breaker.ask(later, Ground::Readings, 4), Verdict::Evict, "calm closes it");
-        assert!(!breaker.is_open());
+        for leaves_at_once in [true, false] {
+            let mut breaker = with(8);
+            let now = Micros::from_secs(1);
+            let mut ask = |number| {
+                let verdict = breaker.ask(now, Ground::Readings, &job(number));
+                if verdict == Verdict::Evict && leaves_at_once {
+                    breaker.left(&job(number));
+                }
+                verdict
+            };
+            let verdicts: Vec<Verdict> = (0..8).map(&mut ask).collect();
+            assert_eq!(verdicts[..4], [Verdict::Evict; 4]);
+            assert_eq!(verdicts[4], Verdict::Hold { opened: true });
+            assert_eq!(verdicts[5..], [Verdict::Hold { opened: false }; 3]);
+            let certain = breaker.ask(now, Ground::Certain, &job(5));
+            assert_eq!(certain, Verdict::Evict, "an XID is certain");
+            let later = Micros::from_secs(200);
+            assert_eq!(breaker.ask(later, Ground::Readings, &job(6)), Verdict::Evict, "calm");
+            assert!(!breaker.is_open());
+        }
     }
 
     #[test]
     fn who_has_looked_closes_it() {
-        let mut breaker = EvictionBreaker::new(BreakerParams::default());
+        let mut breaker = with(8);
         let now = Micros::from_secs(1);
-        let ask = |breaker: &mut EvictionBreaker, at| breaker.ask(at, Ground::Readings, 8);
+        let ask = |breaker: &mut EvictionBreaker, at| breaker.ask(at, Ground::Readings, &job(0));
         while ask(&mut breaker, now) == Verdict::Evict {}
         assert!(breaker.is_open());
         breaker.believe(now);
@@ -169,27 +204,31 @@ mod tests {
 
     #[test]
     fn a_small_machine_may_always_evict() {
-        let mut breaker = EvictionBreaker::new(BreakerParams::default());
-        assert_eq!(breaker.ask(Micros(1), Ground::Readings, 1), Verdict::Evict);
-        assert_eq!(breaker.ask(Micros(2), Ground::Readings, 1), Verdict::Evict);
+        let mut breaker = with(1);
+        assert_eq!(breaker.ask(Micros(1), Ground::Readings, &job(0)), Verdict::Evict);
+        assert_eq!(breaker.ask(Micros(2), Ground::Readings, &job(0)), Verdict::Evict);
     }
 
     proptest! {
         #[test]
         fn no_window_sees_more_than_the_share(
-            asks in proptest::collection::vec((0u64..5_000_000, 1usize..50), 1..200),
+            jobs in 1usize..50,
+            asks in proptest::collection::vec((0u64..5_000_000, 0usize..50, any::<bool>()), 1..200),
         ) {
             let params = BreakerParams::default();
-            let mut breaker = EvictionBreaker::new(params);
+            let mut breaker = with(jobs);
             let mut now = Micros(0);
             let mut passed: Vec<Micros> = Vec::new();
-            for (step, running) in asks {
+            for (step, number, leaves_at_once) in asks {
                 now = now.saturating_add(Micros(step));
-                if breaker.ask(now, Ground::Readings, running) == Verdict::Evict {
+                let asked = job(number % jobs);
+                if breaker.ask(now, Ground::Readings, &asked) == Verdict::Evict {
                     passed.push(now);
                     let recent = passed.iter().filter(|&&at| now.since(at) <= params.window).count();
-                    let ran = running + recent - 1;
-                    prop_assert!(recent <= params.always.max(ran / 2), "{recent} of {ran}");
+                    prop_assert!(recent <= params.always.max(jobs / 2), "{recent} of {jobs}");
+                    if leaves_at_once {
+                        breaker.left(&asked);
+                    }
                 }
             }
         }

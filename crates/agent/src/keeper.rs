@@ -202,7 +202,7 @@ impl Keeper {
                 Noticed::StopAsked => Some(StopCause::Asked),
                 Noticed::AgentGone => Some(StopCause::AgentGone),
             };
-            self.rotate_logs();
+            self.files.rotate_logs(&self.launch);
         }
         let steps = match (stop, self.launch.kind) {
             (Some(_), Kind::Offline) => self.stop_offline(),
@@ -250,14 +250,6 @@ impl Keeper {
         noticed
     }
 
-    fn rotate_logs(&self) {
-        for stream in ["stdout", "stderr"] {
-            if let Err(error) = logs::rotate(&self.files.log_file(stream), self.launch.logs) {
-                tracing::warn!(workload = self.launch.name, error = %error, "cannot rotate output");
-            }
-        }
-    }
-
     /// All processes of the workload that live.
     fn members(&self) -> Vec<u32> {
         let group = &self.launch.group;
@@ -279,17 +271,24 @@ impl Keeper {
 
     fn stop_offline(&mut self) -> Vec<StepTaken> {
         let mut drive = StopDrive::begin(&self.launch);
+        let mut rotate_at = Instant::now() + TICK;
         loop {
             self.look(STOP_TICK);
             self.agent = None;
+            if Instant::now() >= rotate_at {
+                // It may save its state for long, and say much about it.
+                self.files.rotate_logs(&self.launch);
+                rotate_at = Instant::now() + TICK;
+            }
             if self.hastened {
                 drive.hasten();
             }
-            let (alive, pid) = (self.ended.is_none(), self.main.pid);
+            let (alive, main) = (self.ended.is_none(), self.main);
             let members = || self.members();
-            let signal = |signal| drop(sys::kill(pid, signal));
+            // Nobody else has its id as long as it is not reaped.
+            let signal = |signal| main.is_alive() && sys::kill(main.pid, signal).is_ok();
             if drive.turn(&self.launch, alive, members, signal) {
-                return drive.taken().to_vec();
+                return drive.taken();
             }
         }
     }

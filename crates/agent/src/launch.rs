@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Group, Limits};
 use crate::error::{AgentError, Result, file};
-use crate::logs::LogLimits;
+use crate::logs::{self, LogLimits};
 use crate::process::ProcessKey;
 use crate::stop::{Step, StepTaken, StopLimits};
 use crate::sys::Ended;
@@ -237,6 +237,15 @@ impl WorkloadDir {
     /// The output, `stdout` or `stderr`.
     pub fn log_file(&self, stream: &str) -> PathBuf {
         self.0.join(format!("{stream}.log"))
+    }
+
+    /// Keeps the output within its limits.
+    pub fn rotate_logs(&self, launch: &Launch) {
+        for stream in ["stdout", "stderr"] {
+            if let Err(error) = logs::rotate(&self.log_file(stream), launch.logs) {
+                tracing::warn!(workload = launch.name, error = %error, "cannot rotate output");
+            }
+        }
     }
 }
 

@@ -42,6 +42,7 @@ mod relief;
 pub mod runner;
 pub mod stop;
 mod stop_drive;
+mod stuck;
 pub mod sys;
 
 pub use error::{AgentError, Result};

@@ -35,13 +35,16 @@ impl Foreign {
     /// Whether a process of another namespace lives, as far as can be known.
     pub(crate) fn is_alive(&self, owner: Owner, namespace: u64) -> bool {
         let name = (namespace, owner.pid, owner.start_ticks);
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        match known.get(&name) {
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = known().get(&name).copied();
+        match before {
             Some(Known::Here(key)) => return key.is_alive(),
             Some(Known::NotFound(at)) if at.elapsed() < SEARCH_EVERY => return true,
             _ => {}
         }
+        // Others are not kept waiting by the search.
         let found = find(owner, namespace).map_or(Known::NotFound(Instant::now()), Known::Here);
+        let mut known = known();
         // A job has a thousand processes at most; more than that are names of the long dead.
         if known.len() >= 4096 {
             known.clear();

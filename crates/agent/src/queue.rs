@@ -17,6 +17,15 @@ struct Waiting {
     history: Option<FailureHistory>,
 }
 
+impl Waiting {
+    fn fail(&mut self, now: Micros, retry: &RetryParams) {
+        let name = self.spec.job.as_str().bytes();
+        let seed = name.fold(0_u64, |sum, byte| sum.rotate_left(5) ^ u64::from(byte));
+        let history = self.history.get_or_insert(FailureHistory::restore(0, now));
+        self.not_before = history.fail(now, retry, seed);
+    }
+}
+
 /// How a job left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
@@ -112,14 +121,16 @@ impl JobQueue {
                 return;
             }
             Left::Evicted => {}
-            Left::Failed => {
-                let history = entry.history.get_or_insert(FailureHistory::restore(0, now));
-                let seed =
-                    job.as_str().bytes().fold(0_u64, |sum, b| sum.rotate_left(5) ^ u64::from(b));
-                entry.not_before = history.fail(now, &self.retry, seed);
-            }
+            Left::Failed => entry.fail(now, &self.retry),
         }
         self.waiting.push_front(entry);
+    }
+
+    /// A job that has left is found to have broken something: it waits as one that failed.
+    pub fn blame(&mut self, job: &JobId, now: Micros) {
+        if let Some(entry) = self.waiting.iter_mut().find(|waiting| waiting.spec.job == *job) {
+            entry.fail(now, &self.retry);
+        }
     }
 }
 
@@ -179,6 +190,11 @@ mod tests {
         assert_eq!(again.job.as_str(), "a");
         queue.left(&again.job, Left::Evicted, later);
         assert_eq!(queue.next_for(&room(), later).unwrap().job.as_str(), "a", "at once");
+        queue.left(&again.job, Left::Evicted, later);
+        queue.blame(&again.job, later);
+        assert!(queue.next_for(&room(), later).is_none(), "it broke something");
+        let later = later.saturating_add(Micros::from_secs(3_600));
+        assert_eq!(queue.next_for(&room(), later).unwrap().job.as_str(), "a");
         queue.left(&again.job, Left::Finished, later);
         assert_eq!(queue.counts(), (1, 1, 1));
         queue.left(&JobId::new("stranger").unwrap(), Left::Failed, later);

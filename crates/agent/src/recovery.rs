@@ -44,6 +44,10 @@ pub(crate) fn recovered(
 }
 
 fn tell_ended(tell: &Tell, blame: &Blame, launch: &Launch, exit: Exit) {
+    // Whoever would have removed its control block was not there when it ended.
+    if let Some(dir) = &launch.control_dir {
+        drop(std::fs::remove_dir_all(dir));
+    }
     let event = match launch.kind {
         Kind::Online => muxflow_types::ServiceId::new(&launch.name)
             .map(|service| Event::OnlineEnded { service, exit }),

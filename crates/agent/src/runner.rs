@@ -43,7 +43,12 @@ pub struct Running {
     orphan: Option<StopDrive>,
     /// Its stop leaves hardly any time to save anything.
     hastened: bool,
+    /// When the output of a service without a keeper is looked at.
+    rotate_at: Instant,
 }
+
+/// As often as a keeper does.
+const ROTATE_EVERY: Duration = Duration::from_millis(500);
 
 /// What was found of an earlier agent's workload.
 #[derive(Debug)]
@@ -67,7 +72,7 @@ impl Runner {
         let path = dir.join("agent.lock");
         let lock = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let lock = lock.map_err(file("open", &path))?;
-        if !sys::try_lock(&lock).map_err(file("lock", &path))? {
+        if !sys::lock_for_life(&lock).map_err(file("lock", &path))? {
             return Err(AgentError::AnotherAgent { path });
         }
         for lacking in cgroups.shortcomings() {
@@ -312,7 +317,18 @@ impl Running {
     fn attach(launch: Launch, run: Run, files: WorkloadDir) -> Self {
         let keeper = run.keeper.open().ok();
         let main = run.main.open().ok();
-        Running { launch, run, files, keeper, main, child: None, orphan: None, hastened: false }
+        let rotate_at = Instant::now();
+        Running {
+            launch,
+            run,
+            files,
+            keeper,
+            main,
+            child: None,
+            orphan: None,
+            hastened: false,
+            rotate_at,
+        }
     }
 
     /// The main process.
@@ -368,6 +384,10 @@ impl Running {
         }
         // Without a keeper. An online service goes on; its end will be seen, not its code.
         if self.launch.kind == Kind::Online && self.run.main.is_alive() {
+            if Instant::now() >= self.rotate_at {
+                self.files.rotate_logs(&self.launch);
+                self.rotate_at = Instant::now() + ROTATE_EVERY;
+            }
             return Ok(None);
         }
         let steps = match self.launch.kind {
@@ -405,13 +425,15 @@ impl Running {
             if let Some(main) = main {
                 drop(sys::pidfd_signal(main.as_fd(), signal));
             }
+            // How it ends is nobody's to see.
+            true
         };
         let members = || match launch.group.tracks() {
             true => launch.group.processes(),
             false => process::with_below(run.main).unwrap_or_default(),
         };
         let over = drive.turn(launch, run.main.is_alive(), members, signal);
-        over.then(|| drive.taken().to_vec())
+        over.then(|| drive.taken())
     }
 
     /// Asks for a stop and comes back at once.

@@ -7,7 +7,7 @@ use crate::control_block::ControlBlock;
 use crate::error::AgentError;
 use crate::launch::Launch;
 use crate::mps::control::MpsControl;
-use crate::stop::{Act, HASTENED_MS, Sight, StepTaken, StopOrder};
+use crate::stop::{Act, HASTENED_MS, Sight, Step, StepTaken, StopOrder};
 
 /// A stop under way.
 #[derive(Debug)]
@@ -17,6 +17,8 @@ pub(crate) struct StopDrive {
     block: Option<ControlBlock>,
     /// For how long MPS is asked to cut off clients.
     cut_limit: Duration,
+    /// The program had ended by itself when it was to get its signal.
+    ended_before: bool,
 }
 
 /// The control block of a job, when it has one that can be used.
@@ -35,7 +37,8 @@ impl StopDrive {
         if let (Some(block), Act::SetGate(gate)) = (&block, first) {
             block.set_gate(gate);
         }
-        StopDrive { order, began: Instant::now(), block, cut_limit: launch.stop.cut_limit() }
+        let cut_limit = launch.stop.cut_limit();
+        StopDrive { order, began: Instant::now(), block, cut_limit, ended_before: false }
     }
 
     /// The service waits for what the job holds: it gets hardly any time to save its state.
@@ -48,20 +51,22 @@ impl StopDrive {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// What it went through so far.
-    pub(crate) fn taken(&self) -> &[StepTaken] {
-        self.order.taken()
+    /// What it went through so far. To save its state is a step of a program that was told to.
+    pub(crate) fn taken(&self) -> Vec<StepTaken> {
+        let took = |taken: &&StepTaken| !self.ended_before || taken.step != Step::Checkpoint;
+        self.order.taken().iter().filter(took).copied().collect()
     }
 
     /// Looks, and does what is next; `members` lists the processes of the job, and `signal` sends the
-    /// main process the signal it is to save its state at. True when nothing is left to do but to
-    /// kill the group.
+    /// main process the signal it is to save its state at, and says whether that still lives: MPS is
+    /// asked before, which may take long, and a program that finishes meanwhile is done. True when
+    /// nothing is left to do but to kill the group.
     pub(crate) fn turn(
         &mut self,
         launch: &Launch,
         main_alive: bool,
         members: impl Fn() -> Vec<u32>,
-        signal: impl Fn(i32),
+        signal: impl Fn(i32) -> bool,
     ) -> bool {
         // The agent may be gone: the job must not take its silence for a reason to stop early.
         if let Some(block) = &self.block {
@@ -85,7 +90,7 @@ impl StopDrive {
                 }
                 Act::SignalProgram => {
                     self.cut_strangers_off(launch, &members());
-                    signal(launch.stop.signal);
+                    self.ended_before = !signal(launch.stop.signal);
                 }
                 Act::TerminateClients => {
                     let lagging = self.block.as_ref().map(ControlBlock::lagging);
@@ -196,17 +201,22 @@ mod tests {
         let signal = |_: i32| {
             assert!(asked().ends_with("terminate_client 10 22\n"), "too early: {}", asked());
             signalled.set(true);
+            true
         };
         assert!(!drive.turn(&launch, true, || vec![1, 22], signal), "it may save its state");
         assert!(signalled.get());
         assert!(!asked().contains("10 21"), "somebody else's: {}", asked());
         // It is gone, a child of it is not.
-        assert!(drive.turn(&launch, false, || vec![21], |_| {}));
+        assert!(drive.turn(&launch, false, || vec![21], |_| true));
+        assert!(drive.taken().iter().any(|taken| taken.step == Step::Checkpoint), "it was told");
         assert!(asked().ends_with("terminate_client 10 21\n"), "before the kill: {}", asked());
         // A job without such a process costs no question.
         let before = asked();
         let mut drive = StopDrive::begin(&launch);
-        assert!(!drive.turn(&launch, true, Vec::new, |_| {}));
+        assert!(!drive.turn(&launch, true, Vec::new, |_| false));
         assert_eq!(asked(), before);
+        // One that had ended when it was to be told has saved nothing: it was done.
+        assert!(drive.turn(&launch, false, Vec::new, |_| false));
+        assert!(drive.taken().iter().all(|taken| taken.step != Step::Checkpoint));
     }
 }

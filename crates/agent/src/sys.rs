@@ -6,7 +6,7 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::guard::Guarded;
 
@@ -164,6 +164,21 @@ pub fn try_lock(file: &std::fs::File) -> io::Result<bool> {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+/// The same for a file that one process holds as long as it lives. One that was killed leaves its lock to
+/// what it had forked and not yet made another program of: that holds it for a moment more.
+pub fn lock_for_life(file: &std::fs::File) -> io::Result<bool> {
+    let deadline = Instant::now() + Duration::from_secs(3);
+    loop {
+        if try_lock(file)? {
+            return Ok(true);
+        }
+        if Instant::now() > deadline {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "workloads/failed_starts.rs"]
+mod failed_starts;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -341,7 +344,11 @@ fn agent_killed_in_the_middle() {
 fn a_killed_keeper_costs_online_nothing_and_ends_offline() {
     let dir = tempfile::tempdir().unwrap();
     let runner = runner(dir.path());
-    let mut online = runner.start(shell(&runner, Kind::Online, "kk-on", "sleep 300")).unwrap();
+    let go = dir.path().join("go");
+    let script = format!("until [ -e {} ]; do sleep 0.1; done; seq 9999; sleep 300", go.display());
+    let mut launch = shell(&runner, Kind::Online, "kk-on", &script);
+    launch.logs = LogLimits { bytes: 10_000, files: 1 };
+    let mut online = runner.start(launch).unwrap();
     let mut offline = runner.start(shell(&runner, Kind::Offline, "kk-off", "sleep 300")).unwrap();
     for running in [&online, &offline] {
         sys::kill(running.run.keeper.pid, libc::SIGKILL).unwrap();
@@ -350,6 +357,13 @@ fn a_killed_keeper_costs_online_nothing_and_ends_offline() {
     assert!(exit.all_gone && offline.processes().is_empty());
     assert_eq!(online.wait(Duration::from_millis(100)).unwrap(), None);
     assert!(online.main().is_alive());
+    // What it writes has an end all the same.
+    fs::write(&go, "").unwrap();
+    let live = online.log_file("stdout");
+    until("its output is rotated", || {
+        assert_eq!(online.poll_exit().unwrap(), None);
+        live.with_file_name("stdout.log.1").exists() && fs::metadata(&live).unwrap().len() < 9_999
+    });
     online.ask_stop();
     assert!(ended(&mut online).all_gone);
 }
@@ -446,50 +460,4 @@ fn what_an_earlier_run_left_is_gone_before_the_next_begins() {
     }
     assert!(gone.is_some_and(|status| !status.success()), "killed before the start: {gone:?}");
     assert_eq!(ended(&mut running).code, Some(6));
-}
-
-/// The number that a script wrote.
-fn written(path: &Path) -> ProcessKey {
-    let read = || fs::read_to_string(path).ok()?.trim().parse().ok();
-    until("a number is written", || read().is_some());
-    let pid = read().unwrap();
-    ProcessKey::of(pid).unwrap_or(ProcessKey { pid, start_ticks: 0 })
-}
-
-#[test]
-fn a_start_that_fails_late_leaves_nothing_running() {
-    for kind in [Kind::Online, Kind::Offline] {
-        let dir = tempfile::tempdir().unwrap();
-        let runner = Runner::open(dir.path(), Cgroups::none(), child_program()).unwrap();
-        let pid = dir.path().join("pid");
-        // Signals from a dying parent do not end it.
-        let script =
-            format!("trap '' TERM; echo $$ > {}; while :; do sleep 0.05; done", pid.display());
-        let launch = shell(&runner, kind, "unwritten", &script);
-        let files = dir.path().join("workloads").join(format!("{}-{}", kind.as_str(), launch.name));
-        // The keeper starts it and cannot write down whom it has started.
-        fs::create_dir_all(files.join("run.new")).unwrap();
-        let error = runner.start(launch).unwrap_err().to_string();
-        assert!(error.contains("run.new"), "{error}");
-        // It may have been too young to write its number.
-        if pid.exists() {
-            assert!(!written(&pid).is_alive(), "{kind:?} goes on");
-        }
-    }
-}
-
-#[test]
-fn what_a_failed_keeper_had_started_goes_with_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let pid = dir.path().join("pid");
-    let script = format!(
-        "setsid sh -c 'echo $$ > {0}; exec sleep 300' & while [ ! -s {0} ]; do sleep 0.01; done; echo it cannot be; sleep 300",
-        pid.display()
-    );
-    let child = (PathBuf::from("sh"), vec!["-c".into(), script]);
-    let runner = Runner::open(dir.path(), Cgroups::none(), child).unwrap();
-    let launch = shell(&runner, Kind::Online, "mute", "true");
-    let error = runner.start(launch).unwrap_err().to_string();
-    assert!(error.contains("it cannot be"), "{error}");
-    assert!(!written(&pid).is_alive(), "the keeper was killed first and its child got away");
 }

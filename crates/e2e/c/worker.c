@@ -12,6 +12,7 @@
  *   want=FILE    MiB to hold, read again and again: grows by one step of 64 MiB with each request
  *   piece=MIB    memory held from the start, in one piece; without it, it leaves with 4
  *   scratch=MIB  memory taken and given back by each request
+ *   ram=MIB      memory of the machine that each request takes and keeps, while its kernel runs
  *   save=S       needs so many seconds to save its state when it is told to leave
  *   stubborn     stays after an error of the driver, with its context, and does nothing more
  * Leaves with 3 on an error of the driver, which it prints. */
@@ -75,11 +76,12 @@ static void save(int signal) {
 int main(int argc, char **argv) {
     if (argc < 5) return 2;
     const char *want = 0, *hold = 0;
-    long scratch = 0, piece = 0;
+    long scratch = 0, piece = 0, ram = 0;
     for (int i = 5; i < argc; i++) {
         if (!strncmp(argv[i], "want=", 5)) want = argv[i] + 5;
         else if (!strncmp(argv[i], "hold=", 5)) hold = argv[i] + 5;
         else if (!strncmp(argv[i], "scratch=", 8)) scratch = atol(argv[i] + 8);
+        else if (!strncmp(argv[i], "ram=", 4)) ram = atol(argv[i] + 4);
         else if (!strcmp(argv[i], "stubborn")) stubborn = 1;
         else if (!strncmp(argv[i], "piece=", 6)) piece = atol(argv[i] + 6);
         else if (!strncmp(argv[i], "save=", 5)) save_s = atoi(argv[i] + 5);
@@ -138,6 +140,11 @@ int main(int argc, char **argv) {
         CALL("cuEventRecord", before, (void *)0);
         CALL("cuLaunchKernel", function, 40, 1, 1, 256, 1, 1, 0, (void *)0, (void *)0, (void *)0);
         CALL("cuEventRecord", after, (void *)0);
+        if (ram) {
+            /* Never given back: that is what it is for. */
+            char *more = malloc((size_t)ram << 20);
+            for (long at = 0; more && at < ram << 20; at += 4096) ((volatile char *)more)[at] = 1;
+        }
         CALL("cuCtxSynchronize");
         unsigned long long end = now_us();
         float ms = 0;

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use muxflow_agent::agent::{Agent, AgentHandle, NamedGpu};
 use muxflow_agent::error::AgentError;
@@ -97,10 +96,6 @@ pub struct Up {
     _lock: fs::File,
 }
 
-/// A manager that was killed leaves its lock to what it had forked and not yet made another program of:
-/// that holds it for a moment more.
-const LOCK_WITHIN: Duration = Duration::from_secs(3);
-
 /// Takes a state directory for this manager alone.
 fn lock(dir: &Path) -> Result<fs::File> {
     let failed = |operation, path: &Path| {
@@ -111,14 +106,10 @@ fn lock(dir: &Path) -> Result<fs::File> {
     let path = dir.join("manager.lock");
     let opened = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let opened = opened.map_err(failed("open", &path))?;
-    let deadline = Instant::now() + LOCK_WITHIN;
-    while !sys::try_lock(&opened).map_err(failed("lock", &path))? {
-        if Instant::now() > deadline {
-            return Err(ManagerError::AnotherManager { path });
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    match sys::lock_for_life(&opened).map_err(failed("lock", &path))? {
+        true => Ok(opened),
+        false => Err(ManagerError::AnotherManager { path }),
     }
-    Ok(opened)
 }
 
 /// The GPU that a setting names by its UUID or its number; none when it cannot be used now, which is
@@ -218,7 +209,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let held = lock(dir.path()).unwrap();
         let soon = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(300));
+            std::thread::sleep(std::time::Duration::from_millis(300));
             drop(held);
         });
         let taken = lock(dir.path()).unwrap();

@@ -1,4 +1,5 @@
-//! The fast loop: samples in, laws of `policy` asked, control block written. It touches memory only.
+//! The fast loop: samples in, laws of `policy` asked, control block written. It calls no driver and waits
+//! for nobody: it reads memory, and of the job's processes whether they live.
 //!
 //! It runs on its own beat and not on that of the sensors: when these fall silent, the laws must see
 //! time pass. From the moment a sample is published to the moment its consequence stands in the

@@ -1,8 +1,12 @@
 //! Whose an error was: the job whose process the driver names.
 
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
 use muxflow_policy::node::fault::{Action, Fault};
 use muxflow_types::JobId;
 
+use super::guest::Guest;
 use super::supervisor::{Offline, Supervisor};
 use super::{Event, FaultSeen};
 
@@ -43,6 +47,30 @@ impl Suspicion {
     }
 }
 
+/// Processes that a job has or had a moment ago. An error often ends the process that caused it, and is
+/// told of after that.
+#[derive(Debug, Default)]
+pub(super) struct Recent(BTreeMap<u32, Instant>);
+
+/// Ids are given out again, but not that soon.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+impl Recent {
+    /// These are there now.
+    pub(super) fn see(&mut self, pids: Vec<u32>, now: Instant) {
+        self.0.extend(pids.into_iter().map(|pid| (pid, now)));
+        self.0.retain(|_, seen| now.saturating_duration_since(*seen) < REMEMBERED);
+    }
+
+    pub(super) fn contains(&self, pid: u32) -> bool {
+        self.0.contains_key(&pid)
+    }
+
+    pub(super) fn pids(&self) -> impl Iterator<Item = u32> {
+        self.0.keys().copied()
+    }
+}
+
 /// The job that was stopped last or ended by itself, for blame that comes after.
 #[derive(Debug)]
 pub(super) struct Stopped {
@@ -51,12 +79,25 @@ pub(super) struct Stopped {
     /// The processes it had.
     pub(super) pids: Vec<u32>,
     pub(super) is_guest: bool,
+    /// When.
+    at: Instant,
 }
 
 impl Stopped {
-    pub(super) fn of(offline: &Offline, pids: Vec<u32>) -> Self {
+    pub(super) fn of(offline: &Offline, mut pids: Vec<u32>) -> Self {
+        pids.extend(offline.recent.pids());
         let run = offline.running.launch.run_number();
-        Stopped { job: offline.job.clone(), run, pids, is_guest: false }
+        Stopped { job: offline.job.clone(), run, pids, is_guest: false, at: Instant::now() }
+    }
+
+    pub(super) fn guest(guest: &Guest) -> Self {
+        Stopped {
+            job: guest.job.clone(),
+            run: 0,
+            pids: guest.recent.pids().collect(),
+            is_guest: true,
+            at: Instant::now(),
+        }
     }
 }
 
@@ -82,7 +123,8 @@ impl Supervisor {
         if pid.is_none() && (answered || !matches!(seen.fault, Fault::Xid(_))) {
             return;
         }
-        let is_its = |o: &Offline, pid: u32| o.running.processes().contains(&pid);
+        let is_its =
+            |o: &Offline, pid: u32| o.running.processes().contains(&pid) || o.recent.contains(pid);
         let mut culprit = None;
         if let Some(offline) = &mut self.offline {
             let its = pid.map(|pid| is_its(offline, pid));
@@ -91,6 +133,7 @@ impl Supervisor {
         }
         let culprit = culprit.or_else(|| self.guest_of(pid?));
         let gone = pid.filter(|_| culprit.is_none()).and_then(|pid| self.last_stopped_of(pid));
+        let was_guest = gone.is_some_and(|stopped| stopped.is_guest);
         let late = gone.filter(|stopped| !stopped.is_guest).map(|s| (s.job.clone(), s.run));
         let Some(job) = culprit.or_else(|| gone.map(|s| s.job.clone())) else { return };
         self.node.blame.add(&job);
@@ -102,7 +145,8 @@ impl Supervisor {
             (Some((job, run)), _) => self.tell(Event::JobBlamed { job, run, fault: seen.fault }),
             (None, _) => {}
         }
-        if let Some(pid) = pid.filter(|_| self.guest.as_ref().is_some_and(|g| g.job == job)) {
+        let is_guest = was_guest || self.guest.as_ref().is_some_and(|guest| guest.job == job);
+        if let Some(pid) = pid.filter(|_| is_guest) {
             self.tell(Event::GuestBlamed { job, fault: seen.fault, pid });
         }
     }
@@ -127,13 +171,26 @@ impl Supervisor {
     }
 
     fn last_stopped_of(&self, pid: u32) -> Option<&Stopped> {
-        self.last_stopped.as_ref().filter(|stopped| stopped.pids.contains(&pid))
+        let its = |s: &&Stopped| s.at.elapsed() < REMEMBERED && s.pids.contains(&pid);
+        self.last_stopped.as_ref().filter(its)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_are_remembered_for_a_while_after_their_end() {
+        let (mut recent, start) = (Recent::default(), Instant::now());
+        recent.see(vec![7, 8], start);
+        recent.see(vec![8], start + REMEMBERED / 2);
+        assert!(recent.contains(7) && recent.contains(8) && !recent.contains(9));
+        recent.see(vec![], start + REMEMBERED);
+        assert_eq!(recent.pids().collect::<Vec<_>>(), [8]);
+        recent.see(vec![], start + REMEMBERED * 2);
+        assert_eq!(recent.pids().count(), 0);
+    }
 
     #[test]
     fn a_job_is_suspected_until_somebody_else_is_named() {

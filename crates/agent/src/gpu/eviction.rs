@@ -4,7 +4,6 @@
 //! waits for that, the fast loop signals the keeper itself, and the job gets hardly any time to save
 //! its state.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -51,17 +50,17 @@ pub(super) fn ask(
 impl Supervisor {
     /// Whoever is on the GPU must leave, unless too many leave at once.
     pub(super) fn evict(&mut self, cause: String, ground: Ground) {
-        if self.offline.is_none() && self.guest.is_none() {
+        let offline = self.offline.as_ref().map(|offline| &offline.job);
+        let Some(job) = offline.or_else(|| self.guest.as_ref().map(|guest| &guest.job)) else {
             return;
-        }
-        let running = self.node.running_jobs.load(Ordering::Relaxed);
+        };
         let verdict = {
-            let mut breaker = self.node.breaker.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut breaker = self.node.breaker();
             if breaker.is_open() && Mark::SensorsAreRight.take(&self.node.state_dir) {
                 tracing::warn!("somebody says that the sensors are right: evictions go on");
                 breaker.believe(monitor::now());
             }
-            breaker.ask(monitor::now(), ground, running)
+            breaker.ask(monitor::now(), ground, job)
         };
         match verdict {
             // A shut gate gives no memory back: the guest lets go of the GPU here and now, whether

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use muxflow_abi::control::{Gate, Settings};
 use muxflow_types::{Bytes, JobId, SmShare};
 
-use super::culprit::Stopped;
+use super::culprit::{Recent, Stopped};
 use super::outside::is_of_pod;
 use super::supervisor::Supervisor;
 use super::workloads::uuid_bytes;
@@ -50,6 +50,8 @@ pub(super) struct Guest {
     pub(super) stop: Option<(StopOrder, Instant)>,
     /// GPU processes of it that are not registered, and since when.
     pub(super) strangers: BTreeMap<u32, Instant>,
+    /// Its registered processes, also those that ended a moment ago.
+    pub(super) recent: Recent,
 }
 
 impl Supervisor {
@@ -95,13 +97,14 @@ impl Supervisor {
         };
         let active = ActiveJob::new(spec.job.clone(), block, spec.share, spec.stop);
         self.shared.set_job(Some(Arc::new(active)));
-        self.node.running_jobs.fetch_add(1, Ordering::Relaxed);
+        self.node.breaker().came(spec.job.clone());
         tracing::info!(gpu = self.uuid(), job = %spec.job, share = %spec.share, "guest let in");
         self.guest = Some(Guest {
             job: spec.job.clone(),
             limits: spec.stop,
             stop: None,
             strangers: BTreeMap::new(),
+            recent: Recent::default(),
         });
         Ok(dir)
     }
@@ -120,13 +123,14 @@ impl Supervisor {
 
     /// The guest is gone.
     pub(super) fn detach(&mut self, job: &JobId) {
-        if self.guest.as_ref().is_none_or(|guest| guest.job != *job) {
-            return;
+        let Some(guest) = self.guest.take_if(|guest| guest.job == *job) else { return };
+        if guest.stop.is_none() {
+            // Ended by itself: perhaps of an error that is told in a moment.
+            self.last_stopped = Some(Stopped::guest(&guest));
         }
-        self.guest = None;
         let active = self.shared.job();
         self.shared.set_job(None);
-        self.node.running_jobs.fetch_sub(1, Ordering::Relaxed);
+        self.node.breaker().left(job);
         tracing::info!(gpu = self.uuid(), job = %job, "guest gone");
         if let Some(active) = active {
             active.block.set_gate(Gate::Closed);
@@ -188,8 +192,8 @@ impl Supervisor {
         guest.stop = Some((order, Instant::now()));
         *self.shared.status().stops.entry(reason.word()).or_default() += 1;
         if let Some(active) = self.shared.job() {
-            let (job, pids) = (active.job.clone(), active.block.registered());
-            self.last_stopped = Some(Stopped { job, run: 0, pids, is_guest: true });
+            guest.recent.see(active.block.registered(), Instant::now());
+            self.last_stopped = Some(Stopped::guest(guest));
             active.stopping.store(true, Ordering::Release);
             if let Act::SetGate(gate) = first {
                 active.block.set_gate(gate);
@@ -201,6 +205,7 @@ impl Supervisor {
     pub(super) fn look_after_guest(&mut self) {
         let Some(active) = self.shared.job() else { return };
         let Some(guest) = &mut self.guest else { return };
+        guest.recent.see(active.block.registered(), Instant::now());
         let Some((order, began)) = &mut guest.stop else { return };
         let answers = active.block.answers();
         let sight = Sight {
@@ -250,10 +255,12 @@ impl Supervisor {
 
     /// The guest that a process belongs to.
     pub(super) fn guest_of(&self, pid: u32) -> Option<JobId> {
-        let active = self.shared.job().filter(|_| self.guest.is_some())?;
-        let theirs =
-            active.block.registered().contains(&pid) || is_of_pod(pid, active.job.as_str());
-        theirs.then(|| active.job.clone())
+        let guest = self.guest.as_ref()?;
+        let active = self.shared.job()?;
+        let theirs = active.block.registered().contains(&pid)
+            || guest.recent.contains(pid)
+            || is_of_pod(pid, active.job.as_str());
+        theirs.then(|| guest.job.clone())
     }
 
     /// The agent leaves: a guest stays where it is, held at its gate, until the next agent comes.

@@ -48,7 +48,7 @@ impl Supervisor {
         }
         tracing::info!(job = %offline.job, reason = %reason, "job is stopped");
         // One that leaves no longer counts among those that run.
-        self.node.running_jobs.fetch_sub(1, Ordering::Relaxed);
+        self.node.breaker().left(&offline.job);
         *self.shared.status().stops.entry(reason.word()).or_default() += 1;
         offline.reason = Some(reason);
         let mut pids = offline.running.processes();
@@ -152,7 +152,7 @@ impl Supervisor {
             // Ended by itself: perhaps of an error that is told in a moment.
             pids.push(offline.running.main().pid);
             self.last_stopped = Some(Stopped::of(&offline, pids));
-            self.node.running_jobs.fetch_sub(1, Ordering::Relaxed);
+            self.node.breaker().left(&offline.job);
         }
         Some(offline)
     }

@@ -1,8 +1,8 @@
 //! One GPU: a fast loop that holds its gate, and a slow loop that runs its workloads and repairs it.
 //!
 //! The two share little: the job that is on the GPU with its control block, and a channel each way.
-//! The fast loop ([`control`]) touches memory only and never waits; the slow one ([`supervisor`]) may
-//! wait for processes, for MPS and for a probe. What protects the service does not wait for it: the
+//! The fast loop ([`control`]) calls no driver and never waits; the slow one ([`supervisor`]) may wait
+//! for processes, for MPS and for a probe. What protects the service does not wait for it: the
 //! gate is the fast loop's, and so is the order to leave where only leaving helps. What may wait in
 //! the slow loop is an eviction of a job that stands at a shut gate.
 

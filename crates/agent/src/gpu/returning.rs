@@ -17,7 +17,8 @@ use crate::launch;
 use crate::marks::Mark;
 use crate::monitor::{self, SensorFailure};
 use crate::mps::probe::Attached;
-use crate::process;
+use crate::process::{self, ProcessKey};
+use crate::runner::Running;
 
 /// A GPU that waits to be mended, remembered over a restart of the agent.
 #[derive(Debug, Serialize, Deserialize)]
@@ -116,6 +117,37 @@ impl Supervisor {
         self.params.state_dir.join("repair.json")
     }
 
+    /// What the driver has asked for since the look before, and nobody has answered: it asked while no
+    /// agent ran, or its line in the kernel's log was lost.
+    fn unanswered(&self, before: Option<RecoveryAction>) -> Option<RecoveryAction> {
+        use RecoveryAction::{DrainAndReset, GpuReset, NodeReboot};
+        let asked = self.evidence.recovery.filter(|asked| before == Some(*asked))?;
+        let known = matches!(asked, GpuReset | DrainAndReset | NodeReboot);
+        // What is answered with less than waiting for it would be answered again and again.
+        let row = self.params.errors.respond(Fault::Recovery(asked));
+        let waits = row.iter().any(|action| action.awaits().is_some());
+        let heeds = self.repair.is_none() && self.params.defences.error_response;
+        (known && waits && heeds).then_some(asked)
+    }
+
+    /// The service that runs now, as a process.
+    fn serves_as(&self) -> Option<ProcessKey> {
+        let online = self.online.as_ref()?;
+        online.running.as_ref().map(Running::main)
+    }
+
+    /// A reset ends all contexts. A service that did not end with its own would never serve again.
+    fn renew_service(&mut self, need: ReturnNeed) {
+        let held = self.served_before.take();
+        if need != ReturnNeed::Probe && held.is_some() && held == self.serves_as() {
+            tracing::warn!(
+                gpu = self.uuid(),
+                "the service still has a context from before the reset"
+            );
+            self.bring_online_back(false);
+        }
+    }
+
     /// Takes note of what shows that the GPU was reset.
     fn look_for_reset(&mut self) {
         let published = self.shared.monitor.published();
@@ -138,6 +170,9 @@ impl Supervisor {
         if recovery.is_some() {
             self.evidence.recovery = recovery;
         }
+        if let Some(asked) = self.unanswered(before.0) {
+            self.see(Fault::Recovery(asked), None);
+        }
         self.was_lost = lost || (self.was_lost && !is_back);
         // That it no longer asks, or is back, is found again by the next agent.
         let waits = asked(self.evidence.recovery) || self.was_lost;
@@ -155,8 +190,12 @@ impl Supervisor {
         self.look_for_reset();
         let Some(repair) = self.repair else {
             self.pace = ReturnPace::default();
+            self.served_before = None;
             return;
         };
+        if repair.done(&self.evidence) == Err(StillWaiting::GpuReset) {
+            self.served_before = self.serves_as();
+        }
         if self.was_lost {
             return;
         }
@@ -176,6 +215,7 @@ impl Supervisor {
             self.repair = None;
             drop(fs::remove_file(self.repair_file()));
             tracing::info!(gpu = self.uuid(), "the GPU has returned");
+            self.renew_service(repair.need());
             drop(self.to_fast.send(HealthOrder::Enable));
         }
     }

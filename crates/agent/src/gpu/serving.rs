@@ -182,7 +182,8 @@ impl Supervisor {
         self.answer(FaultSeen { at: monitor::now(), fault, pid });
     }
 
-    fn check_attach(&mut self) {
+    /// A server that hangs is found by a client that hangs with it.
+    pub(super) fn check_attach(&mut self) {
         if self.probe() == Attached::Hung {
             self.see(Fault::MpsHang, None);
         }

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use muxflow_policy::node::fault::{Fault, ResponseTable};
@@ -18,7 +18,7 @@ use muxflow_types::{JobId, Micros, ServiceId};
 
 use super::comebacks::Comebacks;
 use super::control::{Defences, HealthOrder};
-use super::culprit::{Stopped, Suspicion};
+use super::culprit::{Recent, Stopped, Suspicion};
 use super::guest::Guest;
 use super::inbox::{Inbox, Next};
 use super::returning::ReturnPace;
@@ -32,6 +32,7 @@ use crate::launch::{Exit, Launch};
 use crate::logs::LogLimits;
 use crate::monitor;
 use crate::mps::daemon::MpsDaemon;
+use crate::process::ProcessKey;
 use crate::runner::{Runner, Running};
 
 /// What a supervisor is made from.
@@ -98,6 +99,8 @@ pub(super) struct Offline {
     pub(super) suspicion: Suspicion,
     /// GPU processes of the job that are not registered, and since when.
     pub(super) strangers: BTreeMap<u32, Instant>,
+    /// Its registered processes, also those that ended a moment ago.
+    pub(super) recent: Recent,
 }
 
 /// What all supervisors of a node share.
@@ -107,14 +110,19 @@ pub struct NodeShared {
     pub runner: Arc<Runner>,
     /// Who was to blame for errors.
     pub blame: Arc<Blame>,
-    /// Holds mass evictions back.
+    /// Knows who runs, and holds mass evictions back.
     pub breaker: Arc<Mutex<EvictionBreaker>>,
     /// What outlives the agent, and where a person leaves marks for it.
     pub state_dir: PathBuf,
-    /// How many jobs run on the node and are not being stopped.
-    pub running_jobs: Arc<AtomicUsize>,
     /// Where events go.
     pub tell: Sender<(String, Event)>,
+}
+
+impl NodeShared {
+    /// The breaker, held alone.
+    pub(super) fn breaker(&self) -> MutexGuard<'_, EvictionBreaker> {
+        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The slow loop of one GPU.
@@ -153,6 +161,8 @@ pub struct Supervisor {
     /// When the last client that was tried began to attach.
     pub(super) probe_began: Micros,
     pub(super) pace: ReturnPace,
+    /// The service that ran when the GPU had not been reset yet.
+    pub(super) served_before: Option<ProcessKey>,
 }
 
 const TICK: Duration = Duration::from_millis(20);
@@ -194,6 +204,7 @@ impl Supervisor {
             asked_at: Micros::ZERO,
             probe_began: Micros::ZERO,
             pace: ReturnPace::default(),
+            served_before: None,
         }
     }
 
@@ -216,7 +227,7 @@ impl Supervisor {
         // First what the GPU waits for: an answer to what is found now must not forget it.
         self.remember_repair();
         self.find_mps();
-        self.probe();
+        self.check_attach();
         loop {
             match self.inbox.next(TICK) {
                 Next::Order(Order::Shutdown) | Next::Closed => break,
@@ -291,8 +302,13 @@ impl Supervisor {
                 None => self.restart_online_when_due(),
             }
         }
-        self.shared.status().unsettled = self.unrest().is_some();
+        // A job that an earlier agent left is on its way out, and unknown to the fast loop.
+        let leaves = self.offline.is_some() && self.shared.job().is_none();
+        self.shared.status().unsettled = leaves || self.unrest().is_some();
         if let Some(offline) = &mut self.offline {
+            if let Some(active) = self.shared.job() {
+                offline.recent.see(active.block.registered(), Instant::now());
+            }
             if offline.kill_at.is_some_and(|at| Instant::now() > at) {
                 tracing::warn!(job = %offline.job, "its stop takes too long: killing it");
                 offline.kill();

@@ -9,7 +9,7 @@ use muxflow_abi::control::Settings;
 use muxflow_types::{Bytes, JobId, ServiceId, SmCount, SmShare};
 
 use super::comebacks::{Comebacks, SETTLED_AFTER_S, back_off};
-use super::culprit::Suspicion;
+use super::culprit::{Recent, Suspicion};
 use super::supervisor::{Offline, Online, Supervisor};
 use super::{ActiveJob, Event, OfflineSpec, OnlineSpec, StopReason};
 use crate::cgroup::encode;
@@ -338,7 +338,9 @@ impl Supervisor {
         let capped = if self.params.defences.quota { quota.0 } else { u64::MAX };
         self.learn_caps_memory();
         let block = ControlBlock::create(&control_dir, &settings, capped, spec.user)?;
-        let launch = self.offline_launch(spec, share, quota, &control_dir)?;
+        let launch = self
+            .offline_launch(spec, share, quota, &control_dir)
+            .inspect_err(|_| drop(std::fs::remove_dir_all(&control_dir)))?;
         // The fast loop must know the job before its first launch, or no heartbeat comes.
         let active = Arc::new(ActiveJob::new(spec.job.clone(), block, share, spec.stop));
         self.shared.set_job(Some(Arc::clone(&active)));
@@ -356,7 +358,7 @@ impl Supervisor {
         {
             drop(active.keeper.set(keeper));
         }
-        self.node.running_jobs.fetch_add(1, Ordering::Relaxed);
+        self.node.breaker().came(spec.job.clone());
         tracing::info!(gpu = self.uuid(), job = name, pid, share = %share.percent().value(), quota = %quota, "job runs");
         self.offline = Some(offline_of(spec.job.clone(), running));
         self.tell(Event::JobStarted { job: spec.job.clone(), pid, share, quota });
@@ -463,6 +465,7 @@ fn offline_of(job: JobId, running: Running) -> Offline {
         silent_at: None,
         suspicion: Suspicion::default(),
         strangers: BTreeMap::new(),
+        recent: Recent::default(),
     }
 }
 

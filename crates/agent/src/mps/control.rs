@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::error::{AgentError, Result};
+use crate::stuck;
 use crate::sys;
 
 /// The state of an MPS server, as the daemon tells it.
@@ -85,12 +86,11 @@ impl MpsControl {
             .map_err(|e| self.failed(command, format!("{}: {e}", self.program.display())))?;
         let answer = self.converse(&mut child, command);
         // It may hang with the server; it must not outlive the question.
-        drop(child.kill());
-        let status = child.wait();
+        let status = stuck::end(child, command);
         let (printed, complained) = answer?;
         // Killed after it has closed its output is how a good answer ends, too.
         match status {
-            Ok(status) if status.code().is_some_and(|code| code != 0) => {
+            Some(status) if status.code().is_some_and(|code| code != 0) => {
                 let said = if complained.trim().is_empty() { &printed } else { &complained };
                 Err(self.failed(command, format!("{status}: {}", said.trim())))
             }

@@ -17,6 +17,7 @@ use crate::error::{AgentError, Result, file};
 use crate::launch;
 use crate::logs;
 use crate::process::{self, ProcessKey};
+use crate::stuck;
 use crate::sys::{self, ChildSetup};
 
 /// How a daemon is started and how long it may take to answer.
@@ -403,9 +404,8 @@ impl MpsDaemon {
         if let Some(daemon) = self.daemon.take() {
             self.group.kill_all(|| process::with_below(daemon), Duration::from_secs(2));
         }
-        if let Some(mut child) = self.child.take() {
-            drop(child.kill());
-            drop(child.wait());
+        if let Some(child) = self.child.take() {
+            stuck::end(child, "MPS control daemon");
         }
         drop(fs::remove_file(memory_file(&self.spec.dir)));
     }

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::keeper::{ChildProgram, child_environment};
+use crate::stuck;
 use crate::sys::{self, ChildSetup};
 
 /// What came of a probe.
@@ -53,6 +54,11 @@ pub fn run_in(
     user: Option<(u32, u32)>,
     limit: Duration,
 ) -> Attached {
+    let what = format!("probe {uuid}");
+    if stuck::holds(&what) {
+        // The one before still hangs, and another one would only join it.
+        return Attached::Hung;
+    }
     let (program, arguments) = child;
     let mut command = Command::new(program);
     command
@@ -88,8 +94,7 @@ pub fn run_in(
         }
     }
     if ended.is_none() {
-        drop(child.kill());
-        drop(child.wait());
+        stuck::end(child, &what);
         return Attached::Hung;
     }
     let mut said = String::new();

@@ -150,6 +150,7 @@ fn take_note(queue: &mut JobQueue, event: Event) {
         }
         Event::JobBlamed { job, fault, .. } => {
             tracing::warn!(job = %job, %fault, "job left, and is to blame for an error");
+            queue.blame(&job, now);
         }
         Event::JobRefused { job, unstartable: true, reason, .. } => {
             tracing::error!(job = %job, reason, "job given up");

@@ -5,7 +5,7 @@ use std::fs;
 
 use muxflow_types::Bytes;
 
-use crate::world::{World, inside, inside_with};
+use crate::world::{World, inside, inside_with, now_us};
 
 const PARTITION: &str = "CUDA_MPS_SM_PARTITION";
 const PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
@@ -70,26 +70,41 @@ fn the_driver_caps_the_memory_of_a_job_that_slips_the_interposer() {
 #[test]
 #[ignore = "run inside an emulated node by the_driver_caps_the_memory_of_a_job_that_slips_the_interposer"]
 fn inner_memory() {
+    // Nothing but the driver's cap is to help.
+    let off = "[defences]\neviction = false\nungated_stop = false\n";
     let got = |settings: &str| {
-        let world = World::start(settings);
-        world.start_service();
+        let world = World::start(&format!("{settings}{off}"));
+        let mut service = world.argv("service", 2_000, "16", 20_000);
+        service.push("scratch=2048".into());
+        world.start_service_as(service);
         let mut argv = vec!["env".to_owned(), "-u".into(), "LD_PRELOAD".into()];
         argv.extend(world.argv("job", 500, "8", 1_000));
-        argv.push("hold=most".into());
+        argv.push("hold=all".into());
         let mut spec = World::spec(argv);
         spec.quota = Some(Bytes::from_gib(2));
         world.start_job_as(spec);
         world.until("it has all it gets", || world.job_output().contains("ready"));
-        let text = world.job_output();
+        let (text, from) = (world.job_output(), now_us());
+        world.until("the service has tried often", || {
+            let served = world.served_since(from);
+            served.count() + served.out_of_memory > 50
+        });
+        let served = world.served_since(from);
         world.end();
         let number = text.split(' ').find_map(|word| word.parse::<u64>().ok());
-        number.unwrap()
+        (number.unwrap(), served)
     };
-    let capped = got("[defences]\neviction = false\n");
+    let (capped, safe) = got("");
     assert!((1024..=2048 + 512).contains(&capped), "{capped} MiB: the quota and a little more");
-    let free = got("[mps]\ndriver_memory_limit = false\n[defences]\neviction = false\n");
-    assert!(free > 8192, "{free} MiB: nothing holds it back until it is stopped");
+    assert_eq!(safe.out_of_memory, 0, "the service finds its memory: {safe:?}");
+    let (free, harmed) = got("[mps]\ndriver_memory_limit = false\n");
+    assert!(free > 8192, "{free} MiB: nothing holds it back");
+    assert!(harmed.out_of_memory > 0, "without it the service must be harmed: {harmed:?}");
     println!(
-        "MEASURED | cap on memory in the driver | MiB that a job without the interposer gets under a quota of 2048 | {capped} | {free} |"
+        "MEASURED | cap on memory in the driver | requests that found no memory, beside a job without the interposer that takes all it gets (MiB, of a quota of 2048) | {} of {} ({capped}) | {} of {} ({free}) |",
+        safe.out_of_memory,
+        safe.out_of_memory + safe.count(),
+        harmed.out_of_memory,
+        harmed.out_of_memory + harmed.count(),
     );
 }

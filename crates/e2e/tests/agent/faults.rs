@@ -220,7 +220,9 @@ fn broken(
             assert!(why.contains(word), "{name}: {why}")
         }
         (Leaves(word), Some((why, true))) => {
-            assert!(why.is_none_or(|why| why.contains(word)), "{name}");
+            // MPS may show the error of a client before the driver's line is read.
+            let by_mps = |why: &str| word.starts_with("xid") && why.contains("mps.fault");
+            assert!(why.is_none_or(|why| why.contains(word) || by_mps(&why)), "{name}");
         }
         (_, left) => panic!("{name}: {left:?}"),
     }

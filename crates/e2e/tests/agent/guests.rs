@@ -1,6 +1,7 @@
 //! Guests: processes that somebody else starts, under the agent's gate. Here the test is the kubelet.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -147,6 +148,46 @@ fn inner_fault() {
     }
     drop(guest);
     world.agent().order(&world.gpu, Order::Detach(JobId::new(POD).unwrap())).unwrap();
+    world.end();
+}
+
+#[test]
+fn a_guest_is_named_though_it_ended_with_its_error() {
+    inside("guests::inner_late_fault");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by a_guest_is_named_though_it_ended_with_its_error"]
+fn inner_late_fault() {
+    let world = World::start("");
+    world.wait("the GPU takes a job", |status| status.placeable);
+    for taken_away in [false, true] {
+        let control = attach(&world);
+        let guest = Stubborn::start(&world, &control);
+        works(&world, 50);
+        let gone = guest.0.id();
+        drop(guest);
+        let detach = || world.agent().order(&world.gpu, Order::Detach(JobId::new(POD).unwrap()));
+        if taken_away {
+            detach().unwrap();
+        }
+        let pci = &world.agent().shared(&world.gpu).unwrap().facts.pci;
+        let line = format!("[    1.0] NVRM: Xid (PCI:{pci}): 31, pid={gone}, name=worker, Ch 10\n");
+        let log = variable("MUXFLOW_EMULATED_DIR").join("kernel.log");
+        let mut log = std::fs::OpenOptions::new().append(true).open(log).unwrap();
+        log.write_all(line.as_bytes()).unwrap();
+        world.event("the guest that ended is named", |event| match event {
+            Event::GuestBlamed { job, pid, .. } => {
+                assert_eq!((job.as_str(), *pid), (POD, gone));
+                true
+            }
+            _ => false,
+        });
+        if !taken_away {
+            detach().unwrap();
+        }
+        world.wait("the GPU takes a job again", |status| status.placeable);
+    }
     world.end();
 }
 

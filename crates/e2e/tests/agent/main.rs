@@ -15,6 +15,7 @@ mod driver_side;
 mod ends;
 mod faults;
 mod guests;
+mod host;
 mod inside;
 mod mends;
 mod parties;

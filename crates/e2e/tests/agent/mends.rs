@@ -176,6 +176,72 @@ fn daemon_unseen(dir: &Path, before: impl Fn(&World)) -> World {
 }
 
 #[test]
+fn a_service_that_outlives_its_context_is_renewed_after_a_reset() {
+    inside("mends::inner_renewed");
+}
+
+#[test]
+#[ignore = "run inside an emulated node by a_service_that_outlives_its_context_is_renewed_after_a_reset"]
+fn inner_renewed() {
+    let world = World::start("");
+    let mut service = world.argv("service", 2_000, "16", 20_000);
+    service.push("stubborn".into());
+    world.start_service_as(service);
+    world.serve(5);
+    world.fault(&["xid", "154"]);
+    world.wait("disabled", |status| status.health == HealthState::Disabled);
+    world.serve(5);
+    assert_eq!(world.restarts(), 0, "it goes on until the reset");
+    world.fault(&["reset"]);
+    world.wait("it has returned", |status| status.health == HealthState::Healthy);
+    world.serve(20);
+    assert_eq!((world.restarts(), world.services_alive()), (1, 1));
+    world.end();
+}
+
+#[test]
+fn what_came_while_no_agent_ran_is_found_by_the_next() {
+    inside("mends::inner_asked_unseen");
+    inside("mends::inner_hang_unseen");
+}
+
+/// The driver asks for a reset, and nobody reads the line in which it says so.
+#[test]
+#[ignore = "run inside an emulated node by what_came_while_no_agent_ran_is_found_by_the_next"]
+fn inner_asked_unseen() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut world = World::start_in(dir.path(), "");
+    world.wait("healthy", |status| status.health == HealthState::Healthy);
+    world.agent.take().unwrap().shutdown();
+    fault(&["xid", "154"]);
+    let world = World::start_in(dir.path(), "");
+    world.wait("disabled", |status| status.health == HealthState::Disabled && !status.placeable);
+    world.fault(&["reset"]);
+    world.wait("it has returned", |status| status.health == HealthState::Healthy);
+    world.start_worker_job();
+    world.end();
+}
+
+/// MPS hangs: found by the first client that is tried, not by the second a minute later.
+#[test]
+#[ignore = "run inside an emulated node by what_came_while_no_agent_ran_is_found_by_the_next"]
+fn inner_hang_unseen() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = "[mps]\nprobe_every_s = 3600\n";
+    let mut world = World::start_in(dir.path(), settings);
+    world.start_service();
+    world.serve(5);
+    world.agent.take().unwrap().shutdown();
+    fault(&["mps-hang"]);
+    let world = World::start_in(dir.path(), settings);
+    let answered = world.event("it is answered", |event| matches!(event, Event::Fault { .. }));
+    let Event::Fault { seen, .. } = answered else { unreachable!() };
+    assert_eq!(seen.fault, Fault::MpsHang);
+    world.serve(20);
+    world.end();
+}
+
+#[test]
 fn one_gpu_that_is_gone_does_not_stop_the_others() {
     inside_with("t4x4", "mends::inner_one_gone");
 }

@@ -79,6 +79,18 @@ impl World {
         World { dir: None, base: base.to_owned(), run, cgroup_parent, agent: Some(agent), gpu }
     }
 
+    /// The group above those of its workloads, where the kernel counts memory.
+    pub(crate) fn memory_group(&self) -> Option<PathBuf> {
+        let counted = |root: &&str| {
+            let here = fs::read_to_string(Path::new(root).join("cgroup.controllers"));
+            root.ends_with("memory") || here.is_ok_and(|all| all.contains("memory"))
+        };
+        let roots = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+        let root = roots.iter().filter(|root| Path::new(root).join("cgroup.procs").exists());
+        let group = Path::new(root.clone().find(|root| counted(root))?).join(&self.cgroup_parent);
+        fs::create_dir_all(&group).is_ok().then_some(group)
+    }
+
     pub(crate) fn agent(&self) -> &Agent {
         self.agent.as_ref().unwrap()
     }

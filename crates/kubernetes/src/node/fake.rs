@@ -161,6 +161,14 @@ impl Scene {
         self.pods.apply_watcher_event(&watcher::Event::Apply(pod));
     }
 
+    /// Puts a pod that is over into the watch.
+    pub(crate) fn failed(&mut self, name: &str, uid: &str) {
+        let pod = json!({"metadata": {"name": name, "namespace": "d", "uid": uid},
+            "status": {"phase": "Failed"}});
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        self.pods.apply_watcher_event(&watcher::Event::Apply(pod));
+    }
+
     /// A guest that was let in.
     pub(crate) fn guest(&self, name: &str, uid: &str, gpu: &str) -> JobId {
         let pod = PodName { namespace: "d".into(), name: name.into(), uid: uid.into() };

@@ -133,6 +133,14 @@ impl Ground {
         self.pods.find(|pod| is_it(pod) && !pods::is_finished(pod))
     }
 
+    /// What the pod of a guest is called, also when it is over: an error often ends the pod that caused
+    /// it before anybody is told.
+    pub(crate) fn name_of(&self, job: &JobId) -> Option<PodName> {
+        let is_it = |pod: &Pod| pod.metadata.uid.as_deref() == Some(job.as_str());
+        let here = self.pods.find(is_it).map(|pod| PodName::of(&pod));
+        here.or_else(|| self.guests().get(job).map(|attached| attached.pod.clone()))
+    }
+
     /// Pods that have been let in.
     pub(crate) fn attached(&self) -> BTreeSet<JobId> {
         self.guests().keys().cloned().collect()

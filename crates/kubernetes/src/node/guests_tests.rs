@@ -57,6 +57,19 @@ fn a_job_cannot_have_a_guest_on_its_own_gpu_evicted() {
     assert!(leave.contains(&OWN) && !leave[1..].contains(&OTHER), "{leave:?}");
 }
 
+#[test]
+fn a_pod_that_is_over_still_has_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut scene = Scene::with(Fake::default(), dir.path());
+    let (own, other) = (JobId::new(OWN).unwrap(), JobId::new(OTHER).unwrap());
+    scene.failed("p", OWN);
+    assert!(scene.ground.pod_of(&own).is_none(), "it is over");
+    assert_eq!(scene.ground.name_of(&own).map(|name| name.path()), Some("d/p".to_owned()));
+    assert_eq!(scene.ground.name_of(&other), None);
+    scene.guest("q", OTHER, "GPU-b");
+    assert_eq!(scene.ground.name_of(&other).map(|name| name.path()), Some("d/q".to_owned()));
+}
+
 /// Turns until something has been told.
 async fn until_told(local: &mut Local, scene: &Scene, words: &str) {
     let told = |scene: &Scene| scene.executor.told().iter().any(|told| told.contains(words));

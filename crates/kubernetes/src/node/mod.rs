@@ -35,7 +35,6 @@ use crate::device::registration::Plugin;
 use crate::dra::driver::{Driver, Sockets};
 use crate::dra::slice;
 use crate::events::{Later, Teller};
-use crate::scheduler::pods::PodName;
 use crate::scheduler::watches;
 use crate::{Error, dra};
 
@@ -153,8 +152,8 @@ impl Node {
 
     /// Says on a guest's pod what it did, so that its owner and who operates the cluster see it.
     pub fn blame(&self, job: &JobId, what: &str) {
-        if let Some(pod) = self.ground.pod_of(job) {
-            self.later.tell(PodName::of(&pod), "CausedGpuError", "Running", what.to_owned());
+        if let Some(pod) = self.ground.name_of(job) {
+            self.later.tell(pod, "CausedGpuError", "Running", what.to_owned());
         }
     }
 
