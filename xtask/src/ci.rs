@@ -46,7 +46,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     documentation()?;
     step(
         Command::new(cargo_program())
-            .args(["test", "--workspace", "--locked"])
+            .args(["test", "--workspace", "--locked", "--no-fail-fast"])
             .env(super::kubernetes::SCENARIOS, "later")
             .current_dir(root()),
     )?;
