@@ -318,6 +318,7 @@ fn finish(args: &DemoArgs, results: &[PhaseResult]) -> anyhow::Result<()> {
     say(
         "divided by the time they were on GPUs. An error is contained when no request failed because of it.",
     );
+    say("A service that lost its context to an error is started again: its p99 holds that time.");
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(results)?;
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
