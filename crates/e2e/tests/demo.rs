@@ -249,7 +249,8 @@ fn the_dashboard_stays_where_it_is_and_is_not_for_everybody() {
         // Somebody looks at it; a shell shows its further arguments, as a browser does.
         browser.get_or_insert_with(|| {
             let url = format!("http://{address}/dashboard#token={token}");
-            Command::new("sh").args(["-c", "sleep 600; true", "browser", &url]).spawn().unwrap()
+            let mut shell = Command::new("sh");
+            shell.args(["-c", "read line", "browser", &url]).stdin(Stdio::piped()).spawn().unwrap()
         });
         assert!(token.len() == 32 && token.chars().all(|c| c.is_ascii_hexdigit()), "{token}");
         doors.insert((address, token));
